@@ -1,0 +1,1 @@
+//! Readiness, metrics and state over HTTP, on loopback.

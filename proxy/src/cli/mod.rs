@@ -1,0 +1,1 @@
+//! Arguments, environment and configuration file to a running process.

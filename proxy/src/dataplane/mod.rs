@@ -1,0 +1,3 @@
+//! Outbound and inbound: decide, connect, relay.
+
+pub mod record;

@@ -1,0 +1,2 @@
+//! The adit binary.
+fn main() {}

@@ -1,0 +1,127 @@
+//! What a mesh consists of: workloads and services, as every source of truth describes them.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::identity::SpiffeId;
+
+/// How a workload is reached from another node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Protocol {
+    /// Over a tunnel with mutual TLS: the workload is in the mesh.
+    Hbone,
+    /// In plaintext: the workload is known, but not in the mesh.
+    #[default]
+    Plain,
+}
+
+/// A pod, or something else with addresses that stands for one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Workload {
+    /// Unique for the life of the workload; a pod that comes again has another.
+    pub uid: Arc<str>,
+    /// The pod's name.
+    pub name: Arc<str>,
+    /// The pod's namespace.
+    pub namespace: Arc<str>,
+    /// The identity that its connections carry: trust domain, namespace and service account.
+    pub identity: SpiffeId,
+    /// The node it runs on.
+    pub node: Arc<str>,
+    /// Its addresses.
+    pub addresses: Vec<IpAddr>,
+    /// Named container ports.
+    pub ports: BTreeMap<String, u16>,
+    /// How it is reached from another node.
+    pub protocol: Protocol,
+    /// Labels, for services' selectors and `canonical_*`.
+    pub labels: BTreeMap<String, String>,
+    /// The zone of its node; empty where unknown.
+    pub zone: Arc<str>,
+    /// Policies of workload scope that apply, as `namespace/name`.
+    pub policies: Vec<Arc<str>>,
+    /// Whether it may be chosen as an endpoint.
+    pub ready: bool,
+    /// For a pod of the local node, a path to its network namespace.
+    pub netns: Option<PathBuf>,
+}
+
+impl Workload {
+    /// The canonical service name: the label that says so, else `app`, else the workload's name.
+    pub fn canonical_name(&self) -> &str {
+        ["service.istio.io/canonical-name", "app.kubernetes.io/name", "app"]
+            .iter()
+            .find_map(|label| self.labels.get(*label))
+            .map_or(&self.name, String::as_str)
+    }
+
+    /// The canonical revision: the label that says so, else `version`, else `latest`.
+    pub fn canonical_revision(&self) -> &str {
+        [
+            "service.istio.io/canonical-revision",
+            "app.kubernetes.io/version",
+            "version",
+        ]
+        .iter()
+        .find_map(|label| self.labels.get(*label))
+        .map_or("latest", String::as_str)
+    }
+}
+
+/// Which endpoints of a service are preferred.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum TrafficDistribution {
+    /// All alike.
+    #[default]
+    Any,
+    /// Those on the caller's node first, then its zone, then any (`PreferSameNode`).
+    PreferSameNode,
+    /// Those in the caller's zone first, then any (`PreferClose`, `PreferSameZone`).
+    #[serde(alias = "PreferClose")]
+    PreferSameZone,
+    /// Only those on the caller's node (`internalTrafficPolicy: Local`).
+    SameNodeOnly,
+}
+
+/// The port of an endpoint that a service's port leads to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum TargetPort {
+    /// The same number on every endpoint.
+    Number(u16),
+    /// Looked up in each workload's named ports.
+    Name(String),
+}
+
+/// A port of a service.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ServicePort {
+    /// The port that clients dial.
+    pub port: u16,
+    /// Where it leads.
+    pub target: TargetPort,
+}
+
+/// A service with virtual addresses.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Service {
+    /// The service's name.
+    pub name: Arc<str>,
+    /// Its namespace.
+    pub namespace: Arc<str>,
+    /// Its full DNS name, `name.namespace.svc.<cluster domain>`.
+    pub hostname: Arc<str>,
+    /// Its virtual addresses.
+    pub addresses: Vec<IpAddr>,
+    /// Its ports.
+    pub ports: Vec<ServicePort>,
+    /// Which endpoints are preferred.
+    pub distribution: TrafficDistribution,
+    /// The uids of its endpoints, resolved from selector or names.
+    pub endpoints: Vec<Arc<str>>,
+}

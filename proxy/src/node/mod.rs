@@ -1,0 +1,1 @@
+//! The pods of this node: network namespaces, enrolment, removal.

@@ -1,0 +1,1 @@
+//! Whether a connection is permitted, and by which rule.

@@ -1,0 +1,1 @@
+//! Bytes between two streams, with half-close and reset carried over.

@@ -1,0 +1,1 @@
+//! The user-space half of the kernel programs: load, attach, verify, maps.
