@@ -1,0 +1,3 @@
+fn main() {
+    println!("cargo:rustc-env=ADIT_BPF_OBJECT=/work/main/target/bpf/adit.bpf.o");
+}
