@@ -1,6 +1,6 @@
 //! An application's TCP connection as a side of a relay.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::future::Future as _;
 use std::io;
 use std::net::Shutdown;
@@ -32,13 +32,13 @@ thread_local! {
 #[derive(Debug)]
 pub struct AppStream {
     tcp: TcpStream,
-    in_order: bool,
+    in_order: Cell<bool>,
 }
 
 impl AppStream {
     /// Takes over a connection.
     pub fn new(tcp: TcpStream) -> Self {
-        Self { tcp, in_order: false }
+        Self { tcp, in_order: Cell::new(false) }
     }
 
     /// The two directions.
@@ -47,14 +47,14 @@ impl AppStream {
     }
 
     /// Closes in order: both directions have ended.
-    pub fn close(mut self) {
-        self.in_order = true;
+    pub fn close(&self) {
+        self.in_order.set(true);
     }
 }
 
 impl Drop for AppStream {
     fn drop(&mut self) {
-        if !self.in_order {
+        if !self.in_order.get() {
             // With no time to linger, close resets.
             let _ = SockRef::from(&self.tcp).set_linger(Some(Duration::ZERO));
         }
