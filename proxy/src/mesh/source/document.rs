@@ -43,7 +43,7 @@ struct Document {
 struct NodeSpec {
     name: Spanned<String>,
     #[serde(default)]
-    zone: String,
+    zone: Option<Spanned<String>>,
     #[serde(default)]
     addresses: Vec<Spanned<String>>,
 }
@@ -55,13 +55,13 @@ struct WorkloadSpec {
     namespace: Spanned<String>,
     service_account: Spanned<String>,
     #[serde(default)]
-    uid: Option<String>,
+    uid: Option<Spanned<String>>,
     #[serde(default)]
     node: Option<Spanned<String>>,
     #[serde(default)]
     addresses: Vec<Spanned<String>>,
     #[serde(default)]
-    ports: BTreeMap<String, u16>,
+    ports: BTreeMap<String, Spanned<String>>,
     #[serde(default = "hbone")]
     protocol: Protocol,
     #[serde(default)]
@@ -93,7 +93,7 @@ struct ServiceSpec {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct PortSpec {
-    port: u16,
+    port: Spanned<String>,
     #[serde(default)]
     target: Option<Spanned<String>>,
 }
@@ -101,9 +101,9 @@ struct PortSpec {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct PolicySpec {
-    name: String,
+    name: Spanned<String>,
     #[serde(default)]
-    namespace: String,
+    namespace: Option<Spanned<String>>,
     scope: ScopeSpec,
     #[serde(default)]
     selector: Option<Spanned<BTreeMap<String, String>>>,
@@ -228,8 +228,8 @@ impl Builder {
             ..
         } in nodes
         {
+            let zone = self.share(spec.zone.as_ref().map_or(Ok(""), name)?);
             let name = self.share(name(&spec.name)?);
-            let zone = self.share(&spec.zone);
             self.places.insert(Subject::Node(Arc::clone(&name)), referenced);
             self.zones.insert(Arc::clone(&name), Arc::clone(&zone));
             self.parts.nodes.push(Node {
@@ -251,8 +251,8 @@ impl Builder {
             let (workload_name, namespace) = (name(&spec.name)?, self.share(name(&spec.namespace)?));
             let identity = SpiffeId::new(&self.parts.trust_domain, &namespace, &spec.service_account.value)
                 .map_err(|error| Fault::Identity(error).at(spec.service_account.referenced))?;
-            let uid: Arc<str> = match spec.uid {
-                Some(uid) => uid.into(),
+            let uid: Arc<str> = match &spec.uid {
+                Some(uid) => self::uid(uid)?.into(),
                 None => format!("{namespace}/{workload_name}").into(),
             };
             let (node, zone) = match &spec.node {
@@ -262,9 +262,7 @@ impl Builder {
             if let Some(netns) = spec.netns.as_ref().filter(|netns| !netns.value.is_absolute()) {
                 return Err(Fault::NetnsPath(netns.value.clone()).at(netns.referenced));
             }
-            if let Some(port) = spec.ports.keys().find(|port| !is_port_name(port)) {
-                return Err(Fault::Port(port.clone()).at(referenced));
-            }
+            let ports = spec.ports.into_iter().map(named_port).collect::<Result<_, _>>()?;
             self.places.insert(Subject::Workload(Arc::clone(&uid)), referenced);
             self.by_namespace
                 .entry(Arc::clone(&namespace))
@@ -278,7 +276,7 @@ impl Builder {
                 identity,
                 node,
                 addresses: addresses(&spec.addresses)?,
-                ports: spec.ports,
+                ports,
                 protocol: spec.protocol,
                 labels: spec.labels,
                 zone,
@@ -375,18 +373,20 @@ impl Builder {
         } in policies
         {
             let (scope, action) = (spec.scope.into(), spec.action.into());
+            let policy_name = name(&spec.name)?;
+            let namespace = spec.namespace.as_ref().map_or(Ok(""), name)?;
             let rules = spec
                 .rules
                 .into_iter()
-                .map(|rule| rule.into_rule(&spec.namespace))
+                .map(|rule| rule.into_rule(namespace))
                 .collect::<Result<_, _>>()?;
-            let mut policy = Policy::new(&spec.namespace, &spec.name, scope, action, rules);
+            let mut policy = Policy::new(namespace, policy_name, scope, action, rules);
             policy.dry_run = spec.dry_run;
             if let Some(selector) = &spec.selector {
                 if scope != Scope::Workload {
                     return Err(Fault::Selector.at(selector.referenced));
                 }
-                for index in self.selected(&spec.namespace, selector)? {
+                for index in self.selected(namespace, selector)? {
                     self.parts.workloads[index].policies.push(Arc::clone(policy.key()));
                 }
             }
@@ -425,6 +425,14 @@ fn name(text: &Spanned<String>) -> Result<&str, Misplaced> {
     }
 }
 
+fn uid(text: &Spanned<String>) -> Result<&str, Misplaced> {
+    let ok = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_' | b'/' | b':');
+    match text.value.as_str() {
+        value if (1..=512).contains(&value.len()) && value.bytes().all(ok) => Ok(value),
+        value => Err(Fault::Uid(value.to_owned()).at(text.referenced)),
+    }
+}
+
 fn addresses(texts: &[Spanned<String>]) -> Result<Vec<IpAddr>, Misplaced> {
     let parse = |text: &Spanned<String>| {
         let parsed = text.value.parse();
@@ -434,18 +442,27 @@ fn addresses(texts: &[Spanned<String>]) -> Result<Vec<IpAddr>, Misplaced> {
 }
 
 fn service_port(spec: &PortSpec) -> Result<ServicePort, Misplaced> {
+    let port = port_number(&spec.port)?;
     let target = match &spec.target {
-        None => TargetPort::Number(spec.port),
-        Some(text) => match text.value.parse::<u16>() {
-            Ok(number) if number > 0 => TargetPort::Number(number),
-            Err(_) if is_port_name(&text.value) => TargetPort::Name(text.value.clone()),
-            _ => return Err(Fault::Port(text.value.clone()).at(text.referenced)),
-        },
+        None => TargetPort::Number(port),
+        Some(text) if is_port_name(&text.value) => TargetPort::Name(text.value.clone()),
+        Some(text) => TargetPort::Number(port_number(text)?),
     };
-    Ok(ServicePort {
-        port: spec.port,
-        target,
-    })
+    Ok(ServicePort { port, target })
+}
+
+fn named_port((name, port): (String, Spanned<String>)) -> Result<(String, u16), Misplaced> {
+    match is_port_name(&name) {
+        true => Ok((name, port_number(&port)?)),
+        false => Err(Fault::Port(name).at(port.referenced)),
+    }
+}
+
+fn port_number(text: &Spanned<String>) -> Result<u16, Misplaced> {
+    match text.value.parse() {
+        Ok(port) if port > 0 => Ok(port),
+        _ => Err(Fault::Port(text.value.clone()).at(text.referenced)),
+    }
 }
 
 /// As Kubernetes names ports, only of any case and length: there is a letter, so that it is not taken for a number.

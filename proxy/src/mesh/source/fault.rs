@@ -102,6 +102,9 @@ pub enum Fault {
     /// No name.
     #[error("{0:?} is not a name: 1 to 253 of the characters a-z A-Z 0-9 . - _")]
     Name(String),
+    /// No uid.
+    #[error("{0:?} is not a uid: 1 to 512 of the characters a-z A-Z 0-9 . - _ / :")]
+    Uid(String),
     /// No IP address.
     #[error("{0:?} is not an IP address")]
     Address(String),

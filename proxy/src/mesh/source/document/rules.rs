@@ -3,8 +3,9 @@
 use std::str::FromStr;
 
 use serde::Deserialize;
-use serde_saphyr::{Location, Spanned};
+use serde_saphyr::Spanned;
 
+use super::port_number;
 use crate::mesh::source::fault::{Fault, Misplaced};
 use crate::mesh::{Clause, IpBlock, Match, Rule, ServiceAccountMatch, StringMatch};
 
@@ -75,8 +76,8 @@ impl RuleSpec {
         let to = self.to.map(|to| {
             clause("to", to, |to| {
                 Ok(Match {
-                    destination_ports: values("ports", to.ports, port)?,
-                    not_destination_ports: values("notPorts", to.not_ports, port)?,
+                    destination_ports: values("ports", to.ports, port_number)?,
+                    not_destination_ports: values("notPorts", to.not_ports, port_number)?,
                     destination_ips: values("ipBlocks", to.ip_blocks, block)?,
                     not_destination_ips: values("notIpBlocks", to.not_ip_blocks, block)?,
                     ..Match::default()
@@ -145,15 +146,4 @@ fn service_account(text: &Spanned<String>, own_namespace: &str) -> Result<Servic
 
 fn block(text: &Spanned<String>) -> Result<IpBlock, Misplaced> {
     IpBlock::from_str(&text.value).map_err(|error| Fault::Block(text.value.clone(), error).at(text.referenced))
-}
-
-fn port(text: &Spanned<String>) -> Result<u16, Misplaced> {
-    port_number(&text.value, text.referenced)
-}
-
-fn port_number(text: &str, location: Location) -> Result<u16, Misplaced> {
-    match text.parse() {
-        Ok(port) if port > 0 => Ok(port),
-        _ => Err(Fault::Port(text.to_owned()).at(location)),
-    }
 }

@@ -56,13 +56,18 @@ impl FileSource {
                 continue;
             }
             let Some(settled) = self.settled(now, settle).await else {
+                self.keep(&SourceError::Changing {
+                    path: self.path.clone(),
+                });
                 continue;
             };
             seen = match settled {
                 Ok(settled) => self.reload(settled, &mut refused).await.map_or(seen, Ok),
                 Err(kind) => {
-                    let path = self.path.display();
-                    self.keep(&format!("cannot read the mesh file {path}: {}", io::Error::from(kind)));
+                    self.keep(&SourceError::Read {
+                        path: self.path.clone(),
+                        error: kind.into(),
+                    });
                     Err(kind)
                 }
             };
@@ -148,7 +153,7 @@ impl FileSource {
         if matches!(error, SourceError::Changing { .. }) {
             return None;
         }
-        self.keep(&error.to_string());
+        self.keep(error);
         match (error, read) {
             (_, Some((signature, hash))) => {
                 *refused = Some((hash, error.to_string()));
@@ -185,17 +190,20 @@ impl FileSource {
     }
 
     /// Keeps the state in force and says why, once for each reason in a row.
-    fn keep(&self, reason: &str) {
+    fn keep(&self, error: &SourceError) {
+        let reason = error.to_string();
         let status = self.status.load();
-        if status.last_error.as_deref() == Some(reason) {
+        if status.last_error.as_ref() == Some(&reason) {
             return;
         }
         let generation = status.generation;
-        if reason.starts_with("cannot read") {
-            warn!(generation, "{reason}; the last good state stays in force");
-        } else {
-            error!(generation, "{reason}; the last good state stays in force");
+        match error {
+            // Passes by itself where the file is only being replaced.
+            SourceError::Read { .. } | SourceError::Changing { .. } => {
+                warn!(generation, "{reason}; the last good state stays in force");
+            }
+            _ => error!(generation, "{reason}; the last good state stays in force"),
         }
-        self.status.update(|status| status.last_error = Some(reason.to_owned()));
+        self.status.update(|status| status.last_error = Some(reason));
     }
 }
