@@ -1,6 +1,6 @@
 //! `lint`: formatting and clippy, warnings denied, on every crate.
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 
 use crate::{
     bpf::{
@@ -18,14 +18,14 @@ const DEBIAN_CLIPPY: Need = Need {
     package: "rust-web-clippy",
 };
 
-/// Runs every check; the first that fails ends it.
+/// Runs every check, also after one has failed, so that one run shows all there is to mend.
 pub(crate) fn run(context: &Context) -> Result<()> {
-    step("check formatting", || run_cargo(context, &["fmt", "--all", "--check"]))?;
+    let format = step("check formatting", || run_cargo(context, &["fmt", "--all", "--check"]));
     // The build of the crate `adit` wants the object to embed.
     bpf::build(context)?;
-    step("clippy: kernel programs", || kernel_programs(context))?;
+    let kernel = step("clippy: kernel programs", || kernel_programs(context));
     // In release mode, which shares procedural macros and build scripts, C libraries among them, with the build.
-    step("clippy: workspace", || {
+    let workspace = step("clippy: workspace", || {
         let arguments = [
             "clippy",
             "--release",
@@ -35,7 +35,16 @@ pub(crate) fn run(context: &Context) -> Result<()> {
             "adit-ebpf",
         ];
         run_cargo(context, &[&arguments[..], &["--", "-D", "warnings"]].concat())
-    })
+    });
+    let failures: Vec<String> = [format, kernel, workspace]
+        .into_iter()
+        .filter_map(Result::err)
+        .map(|error| format!("{error:#}"))
+        .collect();
+    if !failures.is_empty() {
+        bail!("lint found problems:\n  {}", failures.join("\n  "));
+    }
+    Ok(())
 }
 
 fn kernel_programs(context: &Context) -> Result<()> {
