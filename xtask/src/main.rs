@@ -3,10 +3,13 @@
 mod apps;
 mod bpf;
 mod build;
+mod ci;
 mod context;
 mod lint;
 mod packages;
 mod process;
+mod test;
+mod vm;
 
 use std::process::ExitCode;
 
@@ -31,6 +34,12 @@ enum Task {
     Build,
     /// Check formatting and run clippy with warnings denied, on every crate
     Lint,
+    /// Run unit tests, integration tests (as root), and the latter on other kernels
+    Test(test::Selection),
+    /// Run integration tests on Debian's kernels in virtual machines
+    Vm(vm::Selection),
+    /// Run lint and all tests
+    Ci,
     /// Show the main job on two nodes: arguments go to the demo (`--keep`, `--json FILE`)
     Demo(apps::Passthrough),
     /// Measure plain TCP and Adit side by side: arguments go to the bench (`--quick`, `--json FILE`)
@@ -53,6 +62,9 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::BuildEbpf => bpf::build(&context)?,
         Task::Build => build::everything(&context)?,
         Task::Lint => lint::run(&context)?,
+        Task::Test(selection) => return Ok(test::report(test::run(&context, &selection)?)),
+        Task::Vm(selection) => return Ok(test::report(vm::run(&context, &selection)?)),
+        Task::Ci => return Ok(test::report(ci::run(&context)?)),
         Task::Demo(arguments) => return apps::run(&context, "adit-demo", &arguments),
         Task::Bench(arguments) => return apps::run(&context, "adit-bench", &arguments),
     }

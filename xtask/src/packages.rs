@@ -23,7 +23,7 @@ static APT: Mutex<()> = Mutex::new(());
 /// A thing that must be on the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Need {
-    /// A program's name, or an absolute path.
+    /// A program's name, or an absolute path, in which one component may be `*`.
     pub(crate) probe: &'static str,
     /// The Debian package that brings it.
     pub(crate) package: &'static str,
@@ -91,8 +91,13 @@ pub(crate) fn install(context: &Context, purpose: &str, packages: &[&str]) -> Re
 
 /// Whether packages can be installed here: as root, on a system with apt.
 pub(crate) fn can_install() -> bool {
+    is_root() && is_debian()
+}
+
+/// Whether this process runs as root.
+pub(crate) fn is_root() -> bool {
     // The owner of /proc/self is the effective user.
-    fs::metadata("/proc/self").is_ok_and(|me| me.uid() == 0) && is_debian()
+    fs::metadata("/proc/self").is_ok_and(|me| me.uid() == 0)
 }
 
 /// Whether this is Debian or made from it.
