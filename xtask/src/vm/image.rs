@@ -14,8 +14,9 @@ use crate::{
     vm::{cpio::Archive, kernel::Kernel},
 };
 
-/// Tools that the test bed starts, besides those of busybox.
-const TOOLS: &[&str] = &["ip", "nsenter", "ss"];
+/// Tools that the test bed starts, besides those of busybox. The shell is among them because that of busybox takes its
+/// own `ip` before any other.
+const TOOLS: &[&str] = &["sh", "ip", "nsenter", "ss"];
 
 /// Printed at the end by the start script, with the test program's exit status.
 pub(crate) const EXIT_MARKER: &str = "adit-vm-exit:";
@@ -30,6 +31,7 @@ pub(crate) fn userland(context: &Context, program: &Path, names: &[String]) -> R
         archive.folder(folder);
     }
     archive.link("/var/run", "/run");
+    archive.link("/bin/sh", "/usr/bin/sh");
     archive.file(
         "/etc/passwd",
         b"root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n",
@@ -71,7 +73,6 @@ const INIT: &str = r#"#!/bin/busybox sh
 /bin/busybox mkdir -p /bin/applets
 /bin/busybox --install -s /bin/applets
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin:/bin/applets HOME=/root TMPDIR=/tmp RUST_BACKTRACE=1
-ln -sf /bin/applets/sh /bin/sh
 mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev

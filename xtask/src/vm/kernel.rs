@@ -14,6 +14,9 @@ use crate::{
     vm::modules::{self, Dependencies},
 };
 
+/// The small build for virtual machines.
+const FLAVOUR: &str = "-cloud-amd64";
+
 /// A kernel in the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Kernel {
@@ -24,6 +27,11 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
+    /// Its release without what is the same for all, such as `6.1.0-50`.
+    pub(crate) fn name(&self) -> &str {
+        self.version.strip_suffix(FLAVOUR).unwrap_or(&self.version)
+    }
+
     /// The bootable image.
     pub(crate) fn image(&self) -> PathBuf {
         self.folder.join(format!("boot/vmlinuz-{}", self.version))
@@ -170,13 +178,11 @@ fn newest<'a>(series: &str, versions: impl Iterator<Item = &'a str>) -> Option<S
 /// `6.1.0-50-cloud-amd64` and `6.12.117+deb12-cloud-amd64`, but neither `…-dbg` nor `…-unsigned` nor `6.12-cloud-amd64`.
 fn is_cloud_kernel(series: &str, version: &str) -> bool {
     let inner = version.strip_prefix(series).and_then(|rest| rest.strip_prefix('.'));
-    inner
-        .and_then(|rest| rest.strip_suffix("-cloud-amd64"))
-        .is_some_and(|rest| {
-            rest.starts_with(|first: char| first.is_ascii_digit())
-                && !rest.contains("rt")
-                && rest.chars().all(|c| c.is_ascii_alphanumeric() || ".+-".contains(c))
-        })
+    inner.and_then(|rest| rest.strip_suffix(FLAVOUR)).is_some_and(|rest| {
+        rest.starts_with(|first: char| first.is_ascii_digit())
+            && !rest.contains("rt")
+            && rest.chars().all(|c| c.is_ascii_alphanumeric() || ".+-".contains(c))
+    })
 }
 
 fn numbers(version: &str) -> Vec<u64> {

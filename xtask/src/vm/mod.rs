@@ -94,11 +94,7 @@ pub(crate) fn prepare(context: &Context) -> Result<Vec<Kernel>> {
 
 /// Runs the test program on each kernel, all at the same time.
 pub(crate) fn run_on(context: &Context, kernels: &[Kernel], program: &Path, names: &[String]) -> Result<Totals> {
-    let list = kernels
-        .iter()
-        .map(|kernel| kernel.version.as_str())
-        .collect::<Vec<_>>()
-        .join(" and ");
+    let list = kernels.iter().map(Kernel::name).collect::<Vec<_>>().join(" and ");
     step(
         &format!(
             "tests on {list}: {}",
@@ -119,8 +115,8 @@ pub(crate) fn run_on(context: &Context, kernels: &[Kernel], program: &Path, name
             });
             let mut totals = Totals::default();
             for (kernel, outcome) in kernels.iter().zip(outcomes) {
-                let outcome = outcome.map_err(|_| anyhow!("the machine with {} panicked", kernel.version))??;
-                say(&format!("    {}: {outcome}", kernel.version));
+                let outcome = outcome.map_err(|_| anyhow!("the machine with {} panicked", kernel.name()))??;
+                say(&format!("    {}: {outcome}", kernel.name()));
                 totals += outcome;
             }
             Ok(totals)
