@@ -8,7 +8,9 @@ use std::process;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=proto");
     let files = protox::compile(["proto/citadel.proto"], ["proto"])?;
-    tonic_prost_build::configure().emit_rerun_if_changed(false).compile_fds(files)?;
+    tonic_prost_build::configure()
+        .emit_rerun_if_changed(false)
+        .compile_fds(files)?;
     embed_kernel_programs();
     Ok(())
 }
@@ -34,6 +36,9 @@ fn embed_kernel_programs() {
 /// for CARGO_TARGET_DIR, for the configuration's `target-dir` and for `--target` alike.
 fn built_object() -> PathBuf {
     let out = PathBuf::from(env::var_os("OUT_DIR").unwrap_or_default());
-    let target = out.ancestors().skip(1).find(|folder| folder.join("CACHEDIR.TAG").is_file());
+    let target = out
+        .ancestors()
+        .skip(1)
+        .find(|folder| folder.join("CACHEDIR.TAG").is_file());
     target.unwrap_or_else(|| Path::new("../target")).join("bpf/adit.bpf.o")
 }

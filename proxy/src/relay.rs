@@ -62,43 +62,66 @@ pub trait Write {
 
     /// Ready when the side has broken off, found out without writing to it.
     fn poll_broken(&mut self, cx: &mut Context<'_>) -> Poll<Fault>;
+
+    /// Tells that the connection is broken off.
+    fn abort(&mut self);
 }
 
-/// Moves bytes between a client and a server until both have ended, or one has broken off. `sent` and `received`
-/// count what has been passed on to the server and to the client.
+/// Moves bytes between a client and a server until both have ended, or one has broken off, which is then told to the
+/// other. `sent` and `received` count what has been passed on to the server and to the client.
 ///
-/// Dropping the future leaves both sides as they are: whoever owns them resets them.
+/// Dropping the future leaves both sides to their owners, who reset them.
 pub async fn relay(
     client: (impl Read, impl Write),
     server: (impl Read, impl Write),
     sent: &AtomicU64,
     received: &AtomicU64,
 ) -> Outcome {
+    let ((mut from_client, mut to_client), (mut from_server, mut to_server)) = (client, server);
+    let result = both_ways(
+        (&mut from_client, &mut to_client),
+        (&mut from_server, &mut to_server),
+        sent,
+        received,
+    )
+    .await;
+    result.unwrap_or_else(|(side, fault)| {
+        to_client.abort();
+        to_server.abort();
+        Outcome::Broken(side, fault)
+    })
+}
+
+type Broken = (Side, Fault);
+
+async fn both_ways(
+    (from_client, to_client): (&mut impl Read, &mut impl Write),
+    (from_server, to_server): (&mut impl Read, &mut impl Write),
+    sent: &AtomicU64,
+    received: &AtomicU64,
+) -> Result<Outcome, Broken> {
     let first_end = Cell::new(None);
-    let mut up = pin!(pump(client.0, server.1, Side::Client, sent, &first_end));
-    let mut down = pin!(pump(server.0, client.1, Side::Server, received, &first_end));
+    let mut up = pin!(pump(from_client, to_server, Side::Client, sent, &first_end));
+    let mut down = pin!(pump(from_server, to_client, Side::Server, received, &first_end));
     let (mut up_done, mut down_done) = (false, false);
     poll_fn(|cx| {
-        // A direction that ends lets the other watch for a reset, for which it must be polled once more.
+        let first_before = first_end.get();
+        // A direction that ends lets the other watch for a reset, for which that must be polled once more.
         for _ in 0..2 {
             if !up_done && let Poll::Ready(result) = up.as_mut().poll(cx) {
-                if let Err((side, fault)) = result {
-                    return Poll::Ready(Outcome::Broken(side, fault));
-                }
+                result?;
                 up_done = true;
             }
             if !down_done && let Poll::Ready(result) = down.as_mut().poll(cx) {
-                if let Err((side, fault)) = result {
-                    return Poll::Ready(Outcome::Broken(side, fault));
-                }
+                result?;
                 down_done = true;
             }
-            if up_done == down_done {
+            if first_end.get() == first_before {
                 break;
             }
         }
         match first_end.get() {
-            Some(side) if up_done && down_done => Poll::Ready(Outcome::Closed(side)),
+            Some(side) if up_done && down_done => Poll::Ready(Ok(Outcome::Closed(side))),
             _ => Poll::Pending,
         }
     })
@@ -107,18 +130,18 @@ pub async fn relay(
 
 /// One direction: from `from`, which is `side`, to the other side.
 async fn pump(
-    mut from: impl Read,
-    mut to: impl Write,
+    from: &mut impl Read,
+    to: &mut impl Write,
     side: Side,
     count: &AtomicU64,
     first_end: &Cell<Option<Side>>,
-) -> Result<(), (Side, Fault)> {
+) -> Result<(), Broken> {
     let other = match side {
         Side::Client => Side::Server,
         Side::Server => Side::Client,
     };
     loop {
-        let chunk = poll_fn(|cx| {
+        let next = poll_fn(|cx| {
             if let Poll::Ready(result) = from.poll_chunk(cx) {
                 return Poll::Ready(result.map_err(|fault| (side, fault)));
             }
@@ -128,9 +151,11 @@ async fn pump(
             }
             Poll::Pending
         });
-        let Some(mut chunk) = chunk.await? else { break };
+        let Some(mut chunk) = next.await? else { break };
         let len = chunk.len() as u64;
-        poll_fn(|cx| to.poll_write(cx, &mut chunk)).await.map_err(|fault| (other, fault))?;
+        poll_fn(|cx| to.poll_write(cx, &mut chunk))
+            .await
+            .map_err(|fault| (other, fault))?;
         count.fetch_add(len, Ordering::Relaxed);
     }
     to.finish().map_err(|fault| (other, fault))?;

@@ -32,18 +32,31 @@ pub struct CaArgs {
     pub listen: SocketAddr,
     /// DNS name or IP address under which clients reach the CA. May be given more than once.
     #[arg(
-        long = "name", env = "ADIT_CA_NAMES", value_name = "NAME", value_delimiter = ',',
+        long = "name",
+        env = "ADIT_CA_NAMES",
+        value_name = "NAME",
+        value_delimiter = ',',
         default_value = "adit-ca.adit-system.svc,localhost,127.0.0.1,::1"
     )]
     pub names: Vec<String>,
     /// The trust domain to sign for.
-    #[arg(long, env = "ADIT_CA_TRUST_DOMAIN", value_name = "NAME", default_value = "cluster.local")]
+    #[arg(
+        long,
+        env = "ADIT_CA_TRUST_DOMAIN",
+        value_name = "NAME",
+        default_value = "cluster.local"
+    )]
     pub trust_domain: TrustDomain,
     /// The mesh file: which workloads run on which node. Read again when it changes.
     #[arg(long, env = "ADIT_CA_MESH", value_name = "FILE")]
     pub mesh: PathBuf,
     /// JSON Web Key Set file to verify callers' tokens with. Read again when it changes.
-    #[arg(long, env = "ADIT_CA_JWKS", value_name = "FILE", default_value = "/var/lib/adit/issuer/jwks.json")]
+    #[arg(
+        long,
+        env = "ADIT_CA_JWKS",
+        value_name = "FILE",
+        default_value = "/var/lib/adit/issuer/jwks.json"
+    )]
     pub jwks: PathBuf,
     /// The issuer that callers' tokens must come from.
     #[arg(long, env = "ADIT_CA_ISSUER", value_name = "URL", default_value = DEFAULT_ISSUER)]
@@ -73,7 +86,12 @@ pub struct CaArgs {
 #[derive(Debug, Clone, Args)]
 pub struct TokenArgs {
     /// Folder of the token issuer, made on first use with mode 0700. Keep it apart from the CA's own.
-    #[arg(long = "issuer-dir", env = "ADIT_CA_ISSUER_DIR", value_name = "DIR", default_value = "/var/lib/adit/issuer")]
+    #[arg(
+        long = "issuer-dir",
+        env = "ADIT_CA_ISSUER_DIR",
+        value_name = "DIR",
+        default_value = "/var/lib/adit/issuer"
+    )]
     pub dir: PathBuf,
     /// The node that the token is bound to.
     #[arg(long, value_name = "NAME")]
@@ -140,7 +158,9 @@ pub fn run_token(args: TokenArgs) -> anyhow::Result<()> {
         ttl: args.ttl,
     })?;
     match &args.out {
-        Some(path) => write_token(path, &token).with_context(|| format!("cannot write the token to {}", path.display())),
+        Some(path) => {
+            write_token(path, &token).with_context(|| format!("cannot write the token to {}", path.display()))
+        }
         None => writeln!(std::io::stdout(), "{token}").context("cannot print the token"),
     }
 }
@@ -150,7 +170,11 @@ fn write_token(path: &Path, token: &str) -> std::io::Result<()> {
     let mut staged = path.as_os_str().to_owned();
     staged.push(format!(".{:016x}", fastrand::u64(..)));
     let staged = PathBuf::from(staged);
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&staged)?;
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&staged)?;
     file.write_all(token.as_bytes())?;
     std::fs::rename(&staged, path)
 }
@@ -168,6 +192,8 @@ fn duration(text: &str) -> Result<Duration, String> {
     };
     let number: u64 = text[..text.len() - 1].parse().map_err(|_| bad())?;
     // A hundred years: more is a mistake, and would overflow dates.
-    let total = number.checked_mul(seconds).filter(|total| (1..=100 * 365 * 24 * 60 * 60).contains(total));
+    let total = number
+        .checked_mul(seconds)
+        .filter(|total| (1..=100 * 365 * 24 * 60 * 60).contains(total));
     total.map(Duration::from_secs).ok_or_else(bad)
 }

@@ -107,12 +107,21 @@ impl Authority {
         let intermediate = match folder.read_private(INTERMEDIATE_FILE)? {
             Some(content) => {
                 let signer = Signer::parse(&folder, INTERMEDIATE_FILE, &content, Some(&root.certificate))?;
-                if signer.is_due(now) { make_intermediate(&folder, &root, trust_domain, now)? } else { signer }
+                if signer.is_due(now) {
+                    make_intermediate(&folder, &root, trust_domain, now)?
+                } else {
+                    signer
+                }
             }
             None => make_intermediate(&folder, &root, trust_domain, now)?,
         };
         let intermediate = Mutex::new(Arc::new(intermediate));
-        Ok(Self { folder, trust_domain: trust_domain.clone(), root, intermediate })
+        Ok(Self {
+            folder,
+            trust_domain: trust_domain.clone(),
+            root,
+            intermediate,
+        })
     }
 
     /// The trust domain that it signs for.
@@ -147,7 +156,11 @@ impl Authority {
         let intermediate = self.intermediate(now)?;
         let (leaf, serial, not_after) = leaf(&intermediate, public_key, names, both, ttl, now)?;
         let chain = vec![leaf.pem(), intermediate.pem.clone(), self.root.pem.clone()];
-        Ok(SignedCertificate { chain, serial, not_after })
+        Ok(SignedCertificate {
+            chain,
+            serial,
+            not_after,
+        })
     }
 
     /// Makes a key and a certificate for serving TLS under DNS names and IP addresses.
@@ -157,7 +170,10 @@ impl Authority {
         ttl: Duration,
         now: SystemTime,
     ) -> Result<CertifiedKey, AuthorityError> {
-        let names = names.iter().map(|name| serving_name(name)).collect::<Result<Vec<_>, _>>()?;
+        let names = names
+            .iter()
+            .map(|name| serving_name(name))
+            .collect::<Result<Vec<_>, _>>()?;
         let mut pair = KeyPair::generate()?;
         let intermediate = self.intermediate(now)?;
         let usage = vec![ExtendedKeyUsagePurpose::ServerAuth];
@@ -166,7 +182,10 @@ impl Authority {
         let key = rustls::crypto::aws_lc_rs::sign::any_ecdsa_type(&der);
         pair.zeroize();
         let key = key.map_err(|e| AuthorityError::Sign(e.to_string()))?;
-        Ok(CertifiedKey::new(vec![leaf.der().clone(), intermediate.certificate.clone()], key))
+        Ok(CertifiedKey::new(
+            vec![leaf.der().clone(), intermediate.certificate.clone()],
+            key,
+        ))
     }
 
     /// The intermediate, replaced by a new one when less than a third of its life is left.
@@ -198,8 +217,7 @@ impl Signer {
         let key = PrivatePkcs8KeyDer::from_pem_slice(content).map_err(|e| damaged(format!("private key: {e}")))?;
         let pair = KeyPair::from_pkcs8_der_and_sign_algo(&key, &PKCS_ECDSA_P256_SHA256)
             .map_err(|e| damaged(format!("private key: {e}")))?;
-        let certificate =
-            CertificateDer::from_pem_slice(content).map_err(|e| damaged(format!("certificate: {e}")))?;
+        let certificate = CertificateDer::from_pem_slice(content).map_err(|e| damaged(format!("certificate: {e}")))?;
         let parse = |der| X509Certificate::from_der(der).map_err(|e| damaged(format!("certificate: {e}")));
         let (_, parsed) = parse(&certificate)?;
         if parsed.public_key().raw != pair.subject_public_key_info() {
@@ -216,13 +234,22 @@ impl Signer {
             .verify_signature(parent.as_ref().map(|parent| parent.public_key()))
             .map_err(|_| damaged("the certificate is not signed by the root".into()))?;
         let span = parsed.validity();
-        let (from, to) = (span.not_before.timestamp().max(0) as u64, span.not_after.timestamp().max(0) as u64);
+        let (from, to) = (
+            span.not_before.timestamp().max(0) as u64,
+            span.not_after.timestamp().max(0) as u64,
+        );
         let pem = pem_of(&path, content)?;
         let issuer = Issuer::from_ca_cert_der(&certificate, pair).map_err(|e| damaged(e.to_string()))?;
         let not_after = UNIX_EPOCH + Duration::from_secs(to);
         let lifetime = Duration::from_secs(to.saturating_sub(from));
         drop(parsed);
-        Ok(Self { issuer, certificate, pem, not_after, lifetime })
+        Ok(Self {
+            issuer,
+            certificate,
+            pem,
+            not_after,
+            lifetime,
+        })
     }
 
     fn is_due(&self, now: SystemTime) -> bool {
@@ -234,7 +261,9 @@ impl Signer {
 fn pem_of(path: &Path, content: &[u8]) -> Result<String, FileError> {
     const BEGIN: &str = "-----BEGIN CERTIFICATE-----";
     let text = str::from_utf8(content).map_err(|_| FileError::damaged(path, "not text"))?;
-    let start = text.find(BEGIN).ok_or_else(|| FileError::damaged(path, "no certificate"))?;
+    let start = text
+        .find(BEGIN)
+        .ok_or_else(|| FileError::damaged(path, "no certificate"))?;
     Ok(text[start..].to_string())
 }
 
@@ -257,7 +286,11 @@ fn open_root(folder: &Folder, trust_domain: &TrustDomain, now: SystemTime) -> Re
     let found = trust_domain_of(&root.certificate);
     if found != format!("spiffe://{trust_domain}") {
         let folder = folder.file("").display().to_string();
-        return Err(AuthorityError::TrustDomain { folder, expected: trust_domain.clone(), found });
+        return Err(AuthorityError::TrustDomain {
+            folder,
+            expected: trust_domain.clone(),
+            found,
+        });
     }
     if root.not_after <= now {
         return Err(AuthorityError::RootExpired(path.display().to_string()));
@@ -300,16 +333,28 @@ fn make_intermediate(
     pair.zeroize();
     folder.replace(INTERMEDIATE_FILE, &content, PRIVATE)?;
     tracing::info!(%trust_domain, "made a new intermediate");
-    Ok(Signer::parse(folder, INTERMEDIATE_FILE, &content, Some(&root.certificate))?)
+    Ok(Signer::parse(
+        folder,
+        INTERMEDIATE_FILE,
+        &content,
+        Some(&root.certificate),
+    )?)
 }
 
 fn authority_params(role: &str, trust_domain: &TrustDomain, pair: &KeyPair, depth: u8) -> CertificateParams {
     let mut params = CertificateParams::default();
     // Path building goes by names: two generations of a role must not share one.
-    let tag: String = pair.public_key_raw()[1..5].iter().map(|byte| format!("{byte:02x}")).collect();
+    let tag: String = pair.public_key_raw()[1..5]
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
     params.distinguished_name = DistinguishedName::new();
-    params.distinguished_name.push(DnType::OrganizationName, trust_domain.as_str());
-    params.distinguished_name.push(DnType::CommonName, format!("Adit {role} {tag}"));
+    params
+        .distinguished_name
+        .push(DnType::OrganizationName, trust_domain.as_str());
+    params
+        .distinguished_name
+        .push(DnType::CommonName, format!("Adit {role} {tag}"));
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(depth));
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     params.serial_number = Some(serial());

@@ -28,10 +28,13 @@ impl FromStr for ServiceAccount {
 
     fn from_str(text: &str) -> Result<Self, String> {
         match text.split_once('/') {
-            Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() && !name.contains('/') => {
-                Ok(Self { namespace: namespace.into(), name: name.into() })
-            }
-            _ => Err(format!("{text:?} is not a service account of the form <namespace>/<name>")),
+            Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() && !name.contains('/') => Ok(Self {
+                namespace: namespace.into(),
+                name: name.into(),
+            }),
+            _ => Err(format!(
+                "{text:?} is not a service account of the form <namespace>/<name>"
+            )),
         }
     }
 }
@@ -101,10 +104,16 @@ pub(super) fn authorize(
     let node = caller.node.as_ref().ok_or(Refusal::NotBoundToNode)?;
     let identity = SpiffeId::parse(requested.ok_or(Refusal::NoIdentity)?)?;
     if identity.trust_domain() != rules.trust_domain.as_str() {
-        return Err(Refusal::ForeignTrustDomain { identity, trust_domain: rules.trust_domain.clone() });
+        return Err(Refusal::ForeignTrustDomain {
+            identity,
+            trust_domain: rules.trust_domain.clone(),
+        });
     }
     if !placement.runs_on(&identity, &node.name) {
-        return Err(Refusal::NotOnNode { identity, node: node.name.clone() });
+        return Err(Refusal::NotOnNode {
+            identity,
+            node: node.name.clone(),
+        });
     }
     Ok(identity)
 }
@@ -125,8 +134,15 @@ mod tests {
     }
 
     fn caller(account: &str, pod: Option<&str>, node: Option<&str>) -> Caller {
-        let bound = |name: &str| Bound { name: name.into(), uid: "1".into() };
-        Caller { account: account.parse().unwrap(), pod: pod.map(bound), node: node.map(bound) }
+        let bound = |name: &str| Bound {
+            name: name.into(),
+            uid: "1".into(),
+        };
+        Caller {
+            account: account.parse().unwrap(),
+            pod: pod.map(bound),
+            node: node.map(bound),
+        }
     }
 
     #[test]
@@ -141,11 +157,21 @@ mod tests {
         let foreign = "spiffe://elsewhere/ns/shop/sa/cart";
         for (caller, requested, expected) in [
             (adit(), Some(CART), Ok(id(CART))),
-            (adit(), Some(till), Err(Refusal::NotOnNode { identity: id(till), node: "one".into() })),
+            (
+                adit(),
+                Some(till),
+                Err(Refusal::NotOnNode {
+                    identity: id(till),
+                    node: "one".into(),
+                }),
+            ),
             (
                 caller("adit-system/adit", Some("adit-y"), Some("two")),
                 Some(CART),
-                Err(Refusal::NotOnNode { identity: id(CART), node: "two".into() }),
+                Err(Refusal::NotOnNode {
+                    identity: id(CART),
+                    node: "two".into(),
+                }),
             ),
             (
                 caller("shop/cart", Some("cart-x"), Some("one")),
@@ -157,18 +183,37 @@ mod tests {
                 Some(CART),
                 Err(Refusal::NotNodeProxy("adit/adit-system".parse().unwrap())),
             ),
-            (caller("adit-system/adit", None, Some("one")), Some(CART), Err(Refusal::NotBoundToPod)),
-            (caller("adit-system/adit", Some("adit-x"), None), Some(CART), Err(Refusal::NotBoundToNode)),
+            (
+                caller("adit-system/adit", None, Some("one")),
+                Some(CART),
+                Err(Refusal::NotBoundToPod),
+            ),
+            (
+                caller("adit-system/adit", Some("adit-x"), None),
+                Some(CART),
+                Err(Refusal::NotBoundToNode),
+            ),
             (adit(), None, Err(Refusal::NoIdentity)),
             (adit(), Some(""), Err(Refusal::BadIdentity(SpiffeError::Scheme))),
-            (adit(), Some("spiffe://cluster.local/ns/shop"), Err(Refusal::BadIdentity(SpiffeError::Path))),
+            (
+                adit(),
+                Some("spiffe://cluster.local/ns/shop"),
+                Err(Refusal::BadIdentity(SpiffeError::Path)),
+            ),
             (
                 adit(),
                 Some(foreign),
-                Err(Refusal::ForeignTrustDomain { identity: id(foreign), trust_domain: rules.trust_domain.clone() }),
+                Err(Refusal::ForeignTrustDomain {
+                    identity: id(foreign),
+                    trust_domain: rules.trust_domain.clone(),
+                }),
             ),
         ] {
-            assert_eq!(authorize(&rules, &caller, requested, &CartOnOne), expected, "{caller:?} {requested:?}");
+            assert_eq!(
+                authorize(&rules, &caller, requested, &CartOnOne),
+                expected,
+                "{caller:?} {requested:?}"
+            );
         }
     }
 

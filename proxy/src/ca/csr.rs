@@ -57,7 +57,11 @@ fn check_key(key: &x509_parser::x509::SubjectPublicKeyInfo<'_>) -> Result<(), Cs
         return Ok(());
     }
     if *algorithm == OID_KEY_TYPE_EC_PUBLIC_KEY {
-        let curve = key.algorithm.parameters.as_ref().and_then(|parameters| parameters.as_oid().ok());
+        let curve = key
+            .algorithm
+            .parameters
+            .as_ref()
+            .and_then(|parameters| parameters.as_oid().ok());
         return match curve {
             Some(curve) if curve == OID_EC_P256 || curve == OID_NIST_EC_P384 => Ok(()),
             _ => Err(CsrError::Key("on another elliptic curve".into())),
@@ -80,7 +84,11 @@ mod tests {
 
     fn request(algorithm: &'static rcgen::SignatureAlgorithm) -> (KeyPair, String) {
         let key = KeyPair::generate_for(algorithm).unwrap();
-        let pem = CertificateParams::default().serialize_request(&key).unwrap().pem().unwrap();
+        let pem = CertificateParams::default()
+            .serialize_request(&key)
+            .unwrap()
+            .pem()
+            .unwrap();
         (key, pem)
     }
 
@@ -108,18 +116,26 @@ mod tests {
 
     #[test]
     fn the_key_of_every_supported_kind_is_taken_over_exactly() {
-        for algorithm in
-            [&rcgen::PKCS_ECDSA_P256_SHA256, &rcgen::PKCS_ECDSA_P384_SHA384, &rcgen::PKCS_ED25519, &rcgen::PKCS_RSA_SHA256]
-        {
+        for algorithm in [
+            &rcgen::PKCS_ECDSA_P256_SHA256,
+            &rcgen::PKCS_ECDSA_P384_SHA384,
+            &rcgen::PKCS_ED25519,
+            &rcgen::PKCS_RSA_SHA256,
+        ] {
             let (key, pem) = request(algorithm);
-            assert_eq!(public_key(&pem).unwrap().subject_public_key_info(), key.subject_public_key_info());
+            assert_eq!(
+                public_key(&pem).unwrap().subject_public_key_info(),
+                key.subject_public_key_info()
+            );
         }
     }
 
     #[test]
     fn malformed_requests_are_refused_with_the_reason() {
         let (_, pem) = request(&rcgen::PKCS_ECDSA_P256_SHA256);
-        let der = CertificateSigningRequestDer::from_pem_slice(pem.as_bytes()).unwrap().to_vec();
+        let der = CertificateSigningRequestDer::from_pem_slice(pem.as_bytes())
+            .unwrap()
+            .to_vec();
         let mut bad_signature = der.clone();
         *bad_signature.last_mut().unwrap() ^= 1;
         let mut trailing = der.clone();
@@ -130,8 +146,14 @@ mod tests {
         assert_eq!(public_key(&as_pem(&bad_signature)).unwrap_err(), CsrError::Signature);
         assert_eq!(public_key(""), Err(CsrError::NotPem));
         assert_eq!(public_key("garbage"), Err(CsrError::NotPem));
-        assert_eq!(public_key(&pem.replace("CERTIFICATE REQUEST", "CERTIFICATE")), Err(CsrError::NotPem));
-        assert!(matches!(public_key(&"x".repeat(MAX_CSR_BYTES + 1)), Err(CsrError::TooLarge(_))));
+        assert_eq!(
+            public_key(&pem.replace("CERTIFICATE REQUEST", "CERTIFICATE")),
+            Err(CsrError::NotPem)
+        );
+        assert!(matches!(
+            public_key(&"x".repeat(MAX_CSR_BYTES + 1)),
+            Err(CsrError::TooLarge(_))
+        ));
         unparsable(&trailing);
         unparsable(&[]);
         unparsable(&[0x30]);
@@ -145,7 +167,9 @@ mod tests {
     fn another_key_than_the_signing_one_is_refused() {
         let (_, pem) = request(&rcgen::PKCS_ECDSA_P256_SHA256);
         let (other, _) = request(&rcgen::PKCS_ECDSA_P256_SHA256);
-        let der = CertificateSigningRequestDer::from_pem_slice(pem.as_bytes()).unwrap().to_vec();
+        let der = CertificateSigningRequestDer::from_pem_slice(pem.as_bytes())
+            .unwrap()
+            .to_vec();
         let (_, parsed) = X509CertificationRequest::from_der(&der).unwrap();
         let own = parsed.certification_request_info.subject_pki.raw;
         let at = der.windows(own.len()).position(|window| window == own).unwrap();

@@ -39,7 +39,9 @@ pub enum FileError {
     #[error("{0} is in use by another process; a folder belongs to one CA")]
     InUse(PathBuf),
     /// The content is not what was once written there.
-    #[error("{path} is damaged: {reason}; it is left as it is: restore it from a backup, or move the folder away to start a new CA")]
+    #[error(
+        "{path} is damaged: {reason}; it is left as it is: restore it from a backup, or move the folder away to start a new CA"
+    )]
     Damaged {
         /// The file.
         path: PathBuf,
@@ -50,12 +52,19 @@ pub enum FileError {
 
 impl FileError {
     pub(super) fn damaged(path: &Path, reason: impl ToString) -> Self {
-        Self::Damaged { path: path.to_path_buf(), reason: reason.to_string() }
+        Self::Damaged {
+            path: path.to_path_buf(),
+            reason: reason.to_string(),
+        }
     }
 }
 
 fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> FileError {
-    move |error| FileError::Io { action, path: path.to_path_buf(), error }
+    move |error| FileError::Io {
+        action,
+        path: path.to_path_buf(),
+        error,
+    }
 }
 
 /// A folder that only its owner can enter, held by this process while the value lives.
@@ -79,16 +88,20 @@ impl Folder {
         Self::open_locked(path, |lock, lock_path| lock.lock().map_err(io_error("lock", lock_path)))
     }
 
-    fn open_locked(
-        path: &Path,
-        take: impl FnOnce(&File, &Path) -> Result<(), FileError>,
-    ) -> Result<Self, FileError> {
+    fn open_locked(path: &Path, take: impl FnOnce(&File, &Path) -> Result<(), FileError>) -> Result<Self, FileError> {
         if !path.exists() {
-            fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(io_error("create", path))?;
+            fs::DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(path)
+                .map_err(io_error("create", path))?;
         }
         let metadata = fs::metadata(path).map_err(io_error("look at", path))?;
         if metadata.mode() & 0o022 != 0 {
-            return Err(FileError::Exposed { path: path.to_path_buf(), mode: metadata.mode() & 0o7777 });
+            return Err(FileError::Exposed {
+                path: path.to_path_buf(),
+                mode: metadata.mode() & 0o7777,
+            });
         }
         let lock_path = path.join("lock");
         let lock = OpenOptions::new()
@@ -99,7 +112,10 @@ impl Folder {
             .open(&lock_path)
             .map_err(io_error("create", &lock_path))?;
         take(&lock, &lock_path)?;
-        Ok(Self { path: path.to_path_buf(), _lock: lock })
+        Ok(Self {
+            path: path.to_path_buf(),
+            _lock: lock,
+        })
     }
 
     pub(super) fn file(&self, name: &str) -> PathBuf {
@@ -125,10 +141,15 @@ impl Folder {
         };
         let mode = file.metadata().map_err(io_error("look at", &path))?.mode();
         if private && mode & 0o077 != 0 {
-            return Err(FileError::Exposed { path, mode: mode & 0o7777 });
+            return Err(FileError::Exposed {
+                path,
+                mode: mode & 0o7777,
+            });
         }
         let mut content = Zeroizing::new(Vec::with_capacity(8192));
-        file.take(MAX_FILE_BYTES).read_to_end(&mut content).map_err(io_error("read", &path))?;
+        file.take(MAX_FILE_BYTES)
+            .read_to_end(&mut content)
+            .map_err(io_error("read", &path))?;
         Ok(Some(content))
     }
 
@@ -167,7 +188,9 @@ impl Folder {
     }
 
     fn sync(&self) -> Result<(), FileError> {
-        File::open(&self.path).and_then(|folder| folder.sync_all()).map_err(io_error("sync", &self.path))
+        File::open(&self.path)
+            .and_then(|folder| folder.sync_all())
+            .map_err(io_error("sync", &self.path))
     }
 }
 
@@ -186,13 +209,21 @@ mod tests {
         let folder = Folder::open(&path).unwrap();
         folder.create("key", b"secret", PRIVATE).unwrap();
         folder.create("root", b"public", PUBLIC).unwrap();
-        assert_eq!((mode(&path), mode(&folder.file("key")), mode(&folder.file("root"))), (0o700, 0o600, 0o644));
-        assert!(matches!(folder.create("key", b"other", PRIVATE), Err(FileError::Io { action: "create", .. })));
+        assert_eq!(
+            (mode(&path), mode(&folder.file("key")), mode(&folder.file("root"))),
+            (0o700, 0o600, 0o644)
+        );
+        assert!(matches!(
+            folder.create("key", b"other", PRIVATE),
+            Err(FileError::Io { action: "create", .. })
+        ));
         assert_eq!(*folder.read_private("key").unwrap().unwrap(), b"secret");
         folder.replace("key", b"new", PRIVATE).unwrap();
         assert_eq!(*folder.read_private("key").unwrap().unwrap(), b"new");
-        let mut names: Vec<_> =
-            fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        let mut names: Vec<_> = fs::read_dir(&path)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
         names.sort();
         assert_eq!(names, ["key", "lock", "root"]);
     }
@@ -204,9 +235,15 @@ mod tests {
         let folder = Folder::open(&path).unwrap();
         assert!(matches!(Folder::open(&path), Err(FileError::InUse(_))));
         folder.create("key", b"secret", 0o640).unwrap();
-        assert!(matches!(folder.read_private("key"), Err(FileError::Exposed { mode: 0o640, .. })));
+        assert!(matches!(
+            folder.read_private("key"),
+            Err(FileError::Exposed { mode: 0o640, .. })
+        ));
         drop(folder);
         fs::set_permissions(&path, Permissions::from_mode(0o777)).unwrap();
-        assert!(matches!(Folder::open(&path), Err(FileError::Exposed { mode: 0o777, .. })));
+        assert!(matches!(
+            Folder::open(&path),
+            Err(FileError::Exposed { mode: 0o777, .. })
+        ));
     }
 }

@@ -32,7 +32,10 @@ struct State {
 
 impl JwksFile {
     pub(super) fn new(path: PathBuf) -> Self {
-        Self { path, state: Mutex::default() }
+        Self {
+            path,
+            state: Mutex::default(),
+        }
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -80,11 +83,20 @@ fn parse(content: &[u8]) -> Result<Vec<VerifyingKey>, String> {
                 AlgorithmParameters::EllipticCurve(ec) if ec.curve == EllipticCurve::P256 => Algorithm::ES256,
                 _ => return None,
             };
-            if jwk.common.public_key_use.as_ref().is_some_and(|usage| *usage != PublicKeyUse::Signature) {
+            if jwk
+                .common
+                .public_key_use
+                .as_ref()
+                .is_some_and(|usage| *usage != PublicKeyUse::Signature)
+            {
                 return None;
             }
             let key = DecodingKey::from_jwk(jwk).ok()?;
-            Some(VerifyingKey { kid: jwk.common.key_id.clone(), algorithm, key })
+            Some(VerifyingKey {
+                kid: jwk.common.key_id.clone(),
+                algorithm,
+                key,
+            })
         })
         .collect();
     if keys.is_empty() {

@@ -73,7 +73,10 @@ pub(super) fn make_at(request: &TokenRequest, now: SystemTime) -> Result<String,
             node: Some(bound(&request.node)),
         },
     };
-    let header = Header { kid: Some(key_id), ..Header::new(Algorithm::ES256) };
+    let header = Header {
+        kid: Some(key_id),
+        ..Header::new(Algorithm::ES256)
+    };
     jsonwebtoken::encode(&header, &claims, &key).map_err(crypto)
 }
 
@@ -114,7 +117,10 @@ fn bound(name: &str) -> Bound {
         low >> 48 & 0x3fff | 0x8000,
         low & 0xffff_ffff_ffff
     );
-    Bound { name: name.to_string(), uid }
+    Bound {
+        name: name.to_string(),
+        uid,
+    }
 }
 
 fn crypto(error: impl ToString) -> MintError {

@@ -111,18 +111,29 @@ impl Server {
             .with_no_client_auth()
             .with_cert_resolver(Arc::new(certificate));
         tls.alpn_protocols = vec![b"h2".to_vec()];
-        let failed = |error| ServeError::Listen { address: settings.listen, error };
+        let failed = |error| ServeError::Listen {
+            address: settings.listen,
+            error,
+        };
         let listener = TcpListener::bind(settings.listen).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let service = Service {
             tokens: TokenVerifier::new(settings.jwks, settings.issuer, settings.audience),
-            rules: Rules { trust_domain: settings.trust_domain, node_proxies: settings.node_proxies },
+            rules: Rules {
+                trust_domain: settings.trust_domain,
+                node_proxies: settings.node_proxies,
+            },
             authority,
             placement,
             default_ttl: settings.default_ttl,
             max_ttl: settings.max_ttl,
         };
-        Ok(Self { listener, address, acceptor: TlsAcceptor::from(Arc::new(tls)), service })
+        Ok(Self {
+            listener,
+            address,
+            acceptor: TlsAcceptor::from(Arc::new(tls)),
+            service,
+        })
     }
 
     /// Where it listens.
@@ -181,7 +192,9 @@ async fn accept(
 ) {
     let handshakes = Arc::new(Semaphore::new(MAX_HANDSHAKES));
     loop {
-        let Ok(turn) = handshakes.clone().acquire_owned().await else { return };
+        let Ok(turn) = handshakes.clone().acquire_owned().await else {
+            return;
+        };
         let (stream, peer) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
@@ -219,7 +232,11 @@ impl ServingCertificate {
     fn new(authority: Arc<Authority>, names: Vec<String>) -> Result<Self, AuthorityError> {
         let now = SystemTime::now();
         let key = authority.serving_certificate(&names, SERVING_LIFETIME, now)?;
-        Ok(Self { authority, names, current: Mutex::new((Arc::new(key), now)) })
+        Ok(Self {
+            authority,
+            names,
+            current: Mutex::new((Arc::new(key), now)),
+        })
     }
 
     fn at(&self, now: SystemTime) -> Arc<CertifiedKey> {

@@ -72,9 +72,16 @@ impl Service {
         audit.identity = requested_identity(request).map(|text| text.chars().take(MAX_LOGGED_CHARS).collect());
         let caller = self.tokens.verify(bearer(metadata)?, now)?;
         let caller = audit.caller.insert(caller);
-        let identity = authorize(&self.rules, caller, requested_identity(request), self.placement.as_ref())?;
+        let identity = authorize(
+            &self.rules,
+            caller,
+            requested_identity(request),
+            self.placement.as_ref(),
+        )?;
         let public_key = csr::public_key(&request.csr)?;
-        Ok(self.authority.sign(&identity, &public_key, self.lifetime(request.validity_duration))?)
+        Ok(self
+            .authority
+            .sign(&identity, &public_key, self.lifetime(request.validity_duration))?)
     }
 
     fn lifetime(&self, asked: i64) -> Duration {
@@ -91,12 +98,17 @@ impl IstioCertificateService for Service {
         &self,
         request: Request<IstioCertificateRequest>,
     ) -> Result<Response<IstioCertificateResponse>, Status> {
-        let mut audit = Audit { peer: request.remote_addr(), ..Audit::default() };
+        let mut audit = Audit {
+            peer: request.remote_addr(),
+            ..Audit::default()
+        };
         let (metadata, _, message) = request.into_parts();
         match self.decide(&metadata, &message, &mut audit) {
             Ok(signed) => {
                 audit.granted(&signed);
-                Ok(Response::new(IstioCertificateResponse { cert_chain: signed.chain }))
+                Ok(Response::new(IstioCertificateResponse {
+                    cert_chain: signed.chain,
+                }))
             }
             Err(denial) => {
                 audit.refused(&denial);
@@ -139,11 +151,17 @@ impl Audit {
     }
 
     fn caller(&self) -> String {
-        self.caller.as_ref().map_or_else(|| "unknown".into(), |caller| caller.to_string().escape_debug().to_string())
+        self.caller.as_ref().map_or_else(
+            || "unknown".into(),
+            |caller| caller.to_string().escape_debug().to_string(),
+        )
     }
 
     fn node(&self) -> &str {
-        self.caller.as_ref().and_then(|caller| caller.node.as_ref()).map_or("", |node| &node.name)
+        self.caller
+            .as_ref()
+            .and_then(|caller| caller.node.as_ref())
+            .map_or("", |node| &node.name)
     }
 
     fn identity(&self) -> &str {
@@ -152,7 +170,14 @@ impl Audit {
 }
 
 fn requested_identity(request: &IstioCertificateRequest) -> Option<&str> {
-    match request.metadata.as_ref()?.fields.get(IMPERSONATED_IDENTITY)?.kind.as_ref()? {
+    match request
+        .metadata
+        .as_ref()?
+        .fields
+        .get(IMPERSONATED_IDENTITY)?
+        .kind
+        .as_ref()?
+    {
         Kind::StringValue(identity) => Some(identity),
         _ => None,
     }

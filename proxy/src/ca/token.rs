@@ -160,7 +160,12 @@ impl TokenVerifier {
         }
         let claims = self.verify_signature(token)?;
         self.check(&claims, now)?;
-        let Kubernetes { namespace, serviceaccount, pod, node } = claims.kubernetes;
+        let Kubernetes {
+            namespace,
+            serviceaccount,
+            pod,
+            node,
+        } = claims.kubernetes;
         if claims.sub != format!("{SUBJECT_PREFIX}{namespace}:{}", serviceaccount.name) {
             return Err(TokenError::Subject(claims.sub));
         }
@@ -211,20 +216,29 @@ impl TokenVerifier {
 
     fn check(&self, claims: &Claims, now: SystemTime) -> Result<(), TokenError> {
         if claims.iss != self.issuer {
-            return Err(TokenError::Issuer { expected: self.issuer.clone(), found: claims.iss.clone() });
+            return Err(TokenError::Issuer {
+                expected: self.issuer.clone(),
+                found: claims.iss.clone(),
+            });
         }
         let audiences = match &claims.aud {
             Audience::One(one) => std::slice::from_ref(one),
             Audience::Many(many) => many.as_slice(),
         };
         if !audiences.contains(&self.audience) {
-            return Err(TokenError::Audience { expected: self.audience.clone(), found: audiences.to_vec() });
+            return Err(TokenError::Audience {
+                expected: self.audience.clone(),
+                found: audiences.to_vec(),
+            });
         }
         let now = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         if now >= claims.exp {
             return Err(TokenError::Expired);
         }
-        if claims.nbf.is_some_and(|nbf| nbf > now.saturating_add(CLOCK_SKEW.as_secs())) {
+        if claims
+            .nbf
+            .is_some_and(|nbf| nbf > now.saturating_add(CLOCK_SKEW.as_secs()))
+        {
             return Err(TokenError::NotYetValid);
         }
         Ok(())

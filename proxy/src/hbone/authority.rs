@@ -44,7 +44,8 @@ impl Authority {
             None => IpAddr::V4(host.parse().map_err(|_| AuthorityError::Malformed)?),
         };
         // The standard parser would take a sign or leading zeros, by which one port had many names.
-        let plain = !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit()) && (port == "0" || !port.starts_with('0'));
+        let plain =
+            !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit()) && (port == "0" || !port.starts_with('0'));
         let port = port.parse().ok().filter(|_| plain).ok_or(AuthorityError::Malformed)?;
         if port == 0 {
             return Err(AuthorityError::PortZero);

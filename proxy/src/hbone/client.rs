@@ -32,6 +32,8 @@ struct TunnelUse {
     idle_since: Cell<Instant>,
     /// The connection has ended, or takes no new streams.
     closed: Cell<bool>,
+    /// The serial number of the certificate that was shown.
+    certificate: Arc<str>,
 }
 
 /// A stream's place among its tunnel's; given back on drop.
@@ -40,6 +42,12 @@ pub(super) struct StreamPlace(Rc<TunnelUse>);
 impl std::fmt::Debug for StreamPlace {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "StreamPlace({} in use)", self.0.streams.get())
+    }
+}
+
+impl StreamPlace {
+    pub(super) fn certificate(&self) -> &Arc<str> {
+        &self.0.certificate
     }
 }
 
@@ -55,14 +63,17 @@ impl Drop for StreamPlace {
 
 impl Tunnel {
     /// Shakes hands over a fresh connection: TLS, then HTTP/2. Must run on a worker's `LocalSet`, which then drives
-    /// the tunnel. Cancelling closes the connection.
+    /// the tunnel. `certificate` is the serial number of the configuration's. Cancelling closes the connection.
     pub async fn establish(
         tcp: TcpStream,
         config: Arc<ClientConfig>,
+        certificate: Arc<str>,
         settings: Rc<HboneSettings>,
     ) -> Result<Rc<Self>, HboneError> {
         let handshake = async {
-            let tls = tls::connect(tcp, config).await.map_err(|error| HboneError::tls(&error))?;
+            let tls = tls::connect(tcp, config)
+                .await
+                .map_err(|error| HboneError::tls(&error))?;
             h2::client::Builder::new()
                 .enable_push(false)
                 .initial_window_size(settings.stream_window)
@@ -74,12 +85,14 @@ impl Tunnel {
                 .await
                 .map_err(|error| HboneError::http2(&error))
         };
-        let (requests, mut connection) =
-            timeout(settings.handshake_timeout, handshake).await.map_err(|_| HboneError::HandshakeTimeout)??;
+        let (requests, mut connection) = timeout(settings.handshake_timeout, handshake)
+            .await
+            .map_err(|_| HboneError::HandshakeTimeout)??;
         let use_ = Rc::new(TunnelUse {
             streams: Cell::new(0),
             idle_since: Cell::new(Instant::now()),
             closed: Cell::new(false),
+            certificate,
         });
         let tunnel = Rc::new(Self {
             requests: RefCell::new(Some(requests)),
@@ -162,7 +175,11 @@ impl Tunnel {
             drop(requests);
             let response = response.await.map_err(|error| {
                 // A peer that resets the stream has answered; anything else says that the tunnel is gone.
-                if error.is_reset() { OpenError::Failed(HboneError::http2(&error)) } else { stale(error) }
+                if error.is_reset() {
+                    OpenError::Failed(HboneError::http2(&error))
+                } else {
+                    stale(error)
+                }
             })?;
             if response.status() != StatusCode::OK {
                 return Err(OpenError::Failed(HboneError::Status(response.status())));
@@ -197,7 +214,9 @@ pub(super) enum OpenError {
 
 /// Returns when the peer gives no sign of life.
 pub(super) async fn keep_alive(ping: Option<PingPong>, settings: &HboneSettings) {
-    let Some(mut ping) = ping else { return std::future::pending().await };
+    let Some(mut ping) = ping else {
+        return std::future::pending().await;
+    };
     loop {
         sleep(settings.ping_interval).await;
         match timeout(settings.ping_timeout, ping.ping(Ping::opaque())).await {

@@ -20,7 +20,10 @@ pub fn parse_forwarded(value: &str) -> Option<SocketAddr> {
         if !name.eq_ignore_ascii_case("for") {
             return None;
         }
-        let value = value.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')).unwrap_or(value);
+        let value = value
+            .strip_prefix('"')
+            .and_then(|rest| rest.strip_suffix('"'))
+            .unwrap_or(value);
         let addr: SocketAddr = value.parse().ok()?;
         Some(SocketAddr::new(addr.ip().to_canonical(), addr.port()))
     })
@@ -36,14 +39,29 @@ mod tests {
             let addr: SocketAddr = text.parse().unwrap();
             assert_eq!(parse_forwarded(&forwarded_for(addr)), Some(addr));
         }
-        assert_eq!(parse_forwarded("host=a.b;For=\"10.0.0.1:1\""), Some("10.0.0.1:1".parse().unwrap()));
-        assert_eq!(parse_forwarded("for=10.0.0.1:1;host=x"), Some("10.0.0.1:1".parse().unwrap()));
+        assert_eq!(
+            parse_forwarded("host=a.b;For=\"10.0.0.1:1\""),
+            Some("10.0.0.1:1".parse().unwrap())
+        );
+        assert_eq!(
+            parse_forwarded("for=10.0.0.1:1;host=x"),
+            Some("10.0.0.1:1".parse().unwrap())
+        );
     }
 
     #[test]
     fn what_is_no_address_is_none() {
         let long = format!("for=\"{}\"", "1".repeat(400));
-        for text in ["", "for", "for=", "for=\"\"", "for=unknown", "for=\"10.0.0.1\"", "by=\"10.0.0.1:1\"", &long] {
+        for text in [
+            "",
+            "for",
+            "for=",
+            "for=\"\"",
+            "for=unknown",
+            "for=\"10.0.0.1\"",
+            "by=\"10.0.0.1:1\"",
+            &long,
+        ] {
             assert_eq!(parse_forwarded(text), None, "{text:?}");
         }
     }

@@ -112,7 +112,11 @@ impl Pool {
         entry.tunnels.iter().find(|tunnel| tunnel.has_room()).cloned()
     }
 
-    fn dialling(self: &Rc<Self>, key: &PoolKey, dial: impl Fn() -> Dial) -> impl Future<Output = Result<(), HboneError>> {
+    fn dialling(
+        self: &Rc<Self>,
+        key: &PoolKey,
+        dial: impl Fn() -> Dial,
+    ) -> impl Future<Output = Result<(), HboneError>> {
         let mut entries = self.entries.borrow_mut();
         let entry = entries.entry(key.clone()).or_default();
         if let Some(dialling) = &entry.dialling {

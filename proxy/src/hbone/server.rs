@@ -49,9 +49,10 @@ pub async fn accept(
     settings: &HboneSettings,
 ) -> Result<ServerConnection, HboneError> {
     let handshake = async {
-        let tls = tls::accept(tcp, config).await.map_err(|error| HboneError::tls(&error))?;
-        let peer =
-            peer_identity(tls::peer_certificates(&tls)).map_err(|error| HboneError::Tls(error.to_string()))?;
+        let tls = tls::accept(tcp, config)
+            .await
+            .map_err(|error| HboneError::tls(&error))?;
+        let peer = peer_identity(tls::peer_certificates(&tls)).map_err(|error| HboneError::Tls(error.to_string()))?;
         let connection = h2::server::Builder::new()
             .initial_window_size(settings.stream_window)
             .initial_connection_window_size(settings.connection_window)
@@ -64,7 +65,9 @@ pub async fn accept(
             .map_err(|error| HboneError::http2(&error))?;
         Ok(ServerConnection { connection, peer })
     };
-    timeout(settings.handshake_timeout, handshake).await.map_err(|_| HboneError::HandshakeTimeout)?
+    timeout(settings.handshake_timeout, handshake)
+        .await
+        .map_err(|_| HboneError::HandshakeTimeout)?
 }
 
 impl ServerConnection {
@@ -110,7 +113,10 @@ impl Incoming {
     fn new(request: http::Request<RecvStream>, respond: SendResponse<Bytes>) -> Self {
         let (head, recv) = request.into_parts();
         let authority = head.uri.authority().map_or("", |authority| authority.as_str());
-        let forwarded = head.headers.get("forwarded").and_then(|value| parse_forwarded(value.to_str().ok()?));
+        let forwarded = head
+            .headers
+            .get("forwarded")
+            .and_then(|value| parse_forwarded(value.to_str().ok()?));
         Self {
             request: Authority::parse(authority).map(|authority| Request { authority, forwarded }),
             method_is_connect: head.method == Method::CONNECT,
@@ -128,7 +134,10 @@ impl Incoming {
     pub fn grant(mut self) -> Result<Stream, HboneError> {
         let mut response = Response::new(());
         *response.status_mut() = StatusCode::OK;
-        let send = self.respond.send_response(response, false).map_err(|error| HboneError::http2(&error))?;
+        let send = self
+            .respond
+            .send_response(response, false)
+            .map_err(|error| HboneError::http2(&error))?;
         Ok(Stream::new(send, self.recv, None))
     }
 

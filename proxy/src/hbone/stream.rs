@@ -1,5 +1,6 @@
 //! One stream of a tunnel: bytes both ways, half-close and reset.
 
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
@@ -21,9 +22,23 @@ impl Stream {
         Self { send, recv, place }
     }
 
+    /// The serial number of the certificate that the tunnel's client has shown; known on the client's side.
+    pub fn certificate(&self) -> Option<&Arc<str>> {
+        self.place.as_ref().map(StreamPlace::certificate)
+    }
+
     /// The two directions apart.
     pub fn split(self) -> (Receiver, Sender) {
-        (Receiver { recv: self.recv, unreleased: 0 }, Sender { send: self.send, _place: self.place })
+        (
+            Receiver {
+                recv: self.recv,
+                unreleased: 0,
+            },
+            Sender {
+                send: self.send,
+                _place: self.place,
+            },
+        )
     }
 }
 

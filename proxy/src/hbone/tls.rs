@@ -50,7 +50,11 @@ pub(super) struct ReadAhead {
 
 impl ReadAhead {
     fn new(tcp: TcpStream) -> Self {
-        Self { tcp, piece: Vec::new(), taken: 0 }
+        Self {
+            tcp,
+            piece: Vec::new(),
+            taken: 0,
+        }
     }
 }
 

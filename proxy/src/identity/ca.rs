@@ -115,7 +115,13 @@ impl CaClient {
             .http2_keep_alive_interval(Duration::from_secs(30))
             .keep_alive_timeout(Duration::from_secs(10))
             .keep_alive_while_idle(false);
-        Ok(Self { settings, endpoint, server_name, headers, channel: Mutex::default() })
+        Ok(Self {
+            settings,
+            endpoint,
+            server_name,
+            headers,
+            channel: Mutex::default(),
+        })
     }
 
     async fn call(&self, id: &SpiffeId) -> Result<Certificate, IssueError> {
@@ -123,16 +129,27 @@ impl CaClient {
         let request = self.request(id, &key).await?;
         let mut client =
             IstioCertificateServiceClient::new(self.channel().await?).max_decoding_message_size(MAX_CHAIN_BYTES);
-        let answer = client.create_certificate(request).await.map_err(|status| self.failure(&status))?.into_inner();
-        Certificate::new(id, &answer.cert_chain, key).map_err(|reason| IssueError::Answer { ca: self.describe(), reason })
+        let answer = client
+            .create_certificate(request)
+            .await
+            .map_err(|status| self.failure(&status))?
+            .into_inner();
+        Certificate::new(id, &answer.cert_chain, key).map_err(|reason| IssueError::Answer {
+            ca: self.describe(),
+            reason,
+        })
     }
 
     async fn request(&self, id: &SpiffeId, key: &PrivateKey) -> Result<Request<IstioCertificateRequest>, IssueError> {
-        let identity = Value { kind: Some(Kind::StringValue(id.to_string())) };
+        let identity = Value {
+            kind: Some(Kind::StringValue(id.to_string())),
+        };
         let mut request = Request::new(IstioCertificateRequest {
             csr: key.request(id)?,
             validity_duration: i64::try_from(self.settings.ttl.as_secs()).unwrap_or(i64::MAX),
-            metadata: Some(Struct { fields: BTreeMap::from([(IMPERSONATED_IDENTITY.into(), identity)]) }),
+            metadata: Some(Struct {
+                fields: BTreeMap::from([(IMPERSONATED_IDENTITY.into(), identity)]),
+            }),
         });
         self.fill_headers(request.metadata_mut()).await?;
         Ok(request)
@@ -149,8 +166,9 @@ impl CaClient {
         if token.is_empty() {
             return Err(unusable("it is empty"));
         }
-        let mut bearer: MetadataValue<Ascii> =
-            format!("Bearer {token}").parse().map_err(|_| unusable("it has characters that a header cannot carry"))?;
+        let mut bearer: MetadataValue<Ascii> = format!("Bearer {token}")
+            .parse()
+            .map_err(|_| unusable("it has characters that a header cannot carry"))?;
         // Keeps the token out of the peer's header compression table and out of debug output.
         bearer.set_sensitive(true);
         metadata.insert("authorization", bearer);
@@ -174,7 +192,10 @@ impl CaClient {
             .tls_config(tls)
             .map_err(|e| file_error("CA root file", path, &causes(&e)))?
             .connect_lazy();
-        *trusted = Some(Trusted { roots, channel: channel.clone() });
+        *trusted = Some(Trusted {
+            roots,
+            channel: channel.clone(),
+        });
         Ok(channel)
     }
 
@@ -194,7 +215,10 @@ impl CaClient {
     }
 
     fn deadline_passed(&self) -> IssueError {
-        IssueError::Deadline { ca: self.describe(), seconds: self.settings.deadline.as_secs() }
+        IssueError::Deadline {
+            ca: self.describe(),
+            seconds: self.settings.deadline.as_secs(),
+        }
     }
 }
 
@@ -227,7 +251,11 @@ async fn read_bounded(what: &'static str, path: &Path, limit: u64) -> Result<Vec
 }
 
 fn file_error(what: &'static str, path: &Path, reason: &str) -> IssueError {
-    IssueError::File { what, path: path.display().to_string(), reason: reason.to_string() }
+    IssueError::File {
+        what,
+        path: path.display().to_string(),
+        reason: reason.to_string(),
+    }
 }
 
 /// The peer's words, cut and without control characters, and the causes below them.
@@ -236,8 +264,16 @@ fn describe_status(status: &Status) -> String {
     if let Some(cause) = status.source() {
         let _ = write!(text, ": {}", causes(cause));
     }
-    let text: String = text.chars().take(MAX_REASON_CHARS).map(|c| if c.is_control() { ' ' } else { c }).collect();
-    if text.is_empty() { status.code().description().to_string() } else { text }
+    let text: String = text
+        .chars()
+        .take(MAX_REASON_CHARS)
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect();
+    if text.is_empty() {
+        status.code().description().to_string()
+    } else {
+        text
+    }
 }
 
 fn causes(error: &dyn std::error::Error) -> String {

@@ -7,7 +7,7 @@ use std::time::SystemTime;
 use rustls::sign::CertifiedKey;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
-use super::chain::{Chain, CertificateError, Leaf, validity, verify};
+use super::chain::{CertificateError, Chain, Leaf, validity, verify};
 use super::key::PrivateKey;
 use super::verify::{ClientVerifier, ServerVerifier};
 use super::{SpiffeId, TrustDomain, tls};
@@ -40,15 +40,20 @@ impl Certificate {
         let Chain { presented, roots } = Chain::parse(chain_pem)?;
         let leaf = Leaf::parse(presented.first().ok_or(CertificateError::Empty)?)?;
         if leaf.id != *id {
-            return Err(CertificateError::WrongIdentity { expected: id.clone(), found: leaf.id });
+            return Err(CertificateError::WrongIdentity {
+                expected: id.clone(),
+                found: leaf.id,
+            });
         }
         if leaf.public_key != key.public_key() {
             return Err(CertificateError::WrongKey);
         }
         verify(&presented, &roots, now)?;
         let (not_before, not_after) = validity(&presented)?;
-        let trust_domain = TrustDomain::parse(id.trust_domain())
-            .map_err(|reason| CertificateError::BadIdentity { uri: id.to_string(), reason })?;
+        let trust_domain = TrustDomain::parse(id.trust_domain()).map_err(|reason| CertificateError::BadIdentity {
+            uri: id.to_string(),
+            reason,
+        })?;
 
         let certified = Arc::new(CertifiedKey::new(presented, key.signing_key()?));
         let tls_failed = |e: rustls::Error| CertificateError::Untrusted(e.to_string());
@@ -56,7 +61,15 @@ impl Certificate {
         let server = tls::server_config(certified.clone(), client_verifier).map_err(tls_failed)?;
         let self_verifier = Arc::new(ServerVerifier::new(roots.clone(), id.clone()));
         let client = tls::client_config(certified, self_verifier).map_err(tls_failed)?;
-        Ok(Self { id: id.clone(), serial: leaf.serial.into(), not_before, not_after, roots, server: Arc::new(server), client })
+        Ok(Self {
+            id: id.clone(),
+            serial: leaf.serial.into(),
+            not_before,
+            not_after,
+            roots,
+            server: Arc::new(server),
+            client,
+        })
     }
 
     /// Whose certificate this is.
@@ -102,7 +115,10 @@ impl Certificate {
 
 impl fmt::Debug for Certificate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Certificate").field("id", &self.id).field("serial", &self.serial).finish_non_exhaustive()
+        f.debug_struct("Certificate")
+            .field("id", &self.id)
+            .field("serial", &self.serial)
+            .finish_non_exhaustive()
     }
 }
 
@@ -134,11 +150,17 @@ mod tests {
         let (answer, key) = ca.issue(&other);
         assert_eq!(
             Certificate::new(&cart, &answer, key).unwrap_err(),
-            CertificateError::WrongIdentity { expected: cart.clone(), found: other }
+            CertificateError::WrongIdentity {
+                expected: cart.clone(),
+                found: other
+            }
         );
         let (answer, _) = ca.issue(&cart);
         let another = PrivateKey::generate().unwrap();
-        assert_eq!(Certificate::new(&cart, &answer, another).unwrap_err(), CertificateError::WrongKey);
+        assert_eq!(
+            Certificate::new(&cart, &answer, another).unwrap_err(),
+            CertificateError::WrongKey
+        );
     }
 
     #[test]
@@ -146,7 +168,10 @@ mod tests {
         let cart = id("shop", "cart");
         let (mut answer, key) = TestCa::new().issue(&cart);
         answer[2] = TestCa::new().root_pem();
-        assert!(matches!(Certificate::new(&cart, &answer, key), Err(CertificateError::Untrusted(_))));
+        assert!(matches!(
+            Certificate::new(&cart, &answer, key),
+            Err(CertificateError::Untrusted(_))
+        ));
     }
 
     #[test]
@@ -159,12 +184,22 @@ mod tests {
             let (answer, key) = ca.issue_with(&cart, options);
             Certificate::new(&cart, &answer, key).unwrap_err()
         };
-        let at = |from, to| LeafOptions { not_before: from, not_after: to, ..LeafOptions::default() };
+        let at = |from, to| LeafOptions {
+            not_before: from,
+            not_after: to,
+            ..LeafOptions::default()
+        };
         assert_eq!(refusal(at(now - 2 * hour, now - hour)), CertificateError::Expired);
         assert_eq!(refusal(at(now + hour, now + 2 * hour)), CertificateError::NotYetValid);
-        let server_only = LeafOptions { client_auth: false, ..LeafOptions::default() };
+        let server_only = LeafOptions {
+            client_auth: false,
+            ..LeafOptions::default()
+        };
         assert_eq!(refusal(server_only), CertificateError::Purpose);
-        let client_only = LeafOptions { server_auth: false, ..LeafOptions::default() };
+        let client_only = LeafOptions {
+            server_auth: false,
+            ..LeafOptions::default()
+        };
         assert_eq!(refusal(client_only), CertificateError::Purpose);
     }
 }

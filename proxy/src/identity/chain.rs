@@ -121,15 +121,25 @@ impl Chain {
         for (element, text) in answer.iter().enumerate() {
             let certificates = CertificateDer::pem_slice_iter(text.as_bytes())
                 .collect::<Result<Vec<_>, _>>()
-                .map_err(|e| CertificateError::NotPem { element, reason: e.to_string() })?;
+                .map_err(|e| CertificateError::NotPem {
+                    element,
+                    reason: e.to_string(),
+                })?;
             if certificates.is_empty() {
-                return Err(CertificateError::NotPem { element, reason: "no CERTIFICATE block".into() });
+                return Err(CertificateError::NotPem {
+                    element,
+                    reason: "no CERTIFICATE block".into(),
+                });
             }
             elements.push(certificates);
         }
         // In the first layout the last string is the bundle of roots. A cross-signed certificate in it is
         // a help for building paths, not an anchor: only what signs itself is trusted for its own sake.
-        let bundle = if elements.len() > 1 { elements.pop().unwrap_or_default() } else { Vec::new() };
+        let bundle = if elements.len() > 1 {
+            elements.pop().unwrap_or_default()
+        } else {
+            Vec::new()
+        };
         let (mut roots, helpers): (Vec<_>, Vec<_>) = bundle.into_iter().partition(is_self_signed);
         let mut presented: Vec<_> = elements.into_iter().flatten().collect();
         // In the second layout the strings before it may be roots too.
@@ -146,7 +156,10 @@ impl Chain {
         if roots.is_empty() {
             return Err(CertificateError::NoRoot);
         }
-        Ok(Self { presented, roots: root_store(roots)? })
+        Ok(Self {
+            presented,
+            roots: root_store(roots)?,
+        })
     }
 }
 
@@ -253,8 +266,10 @@ fn identity(certificate: &X509Certificate<'_>) -> Result<SpiffeId, CertificateEr
     if more > 0 {
         return Err(CertificateError::SeveralIdentities(more + 1));
     }
-    SpiffeId::parse(uri)
-        .map_err(|reason| CertificateError::BadIdentity { uri: uri.chars().take(256).collect(), reason })
+    SpiffeId::parse(uri).map_err(|reason| CertificateError::BadIdentity {
+        uri: uri.chars().take(256).collect(),
+        reason,
+    })
 }
 
 fn is_self_signed(der: &CertificateDer<'static>) -> bool {
@@ -300,13 +315,21 @@ mod tests {
     fn both_chain_layouts_give_the_same_leaf_intermediates_and_roots() {
         let (ca, other) = (TestCa::new(), TestCa::new());
         let (answer, _) = ca.issue(&id("shop", "cart"));
-        let [leaf, intermediate, root] = &answer[..] else { panic!("{answer:?}") };
+        let [leaf, intermediate, root] = &answer[..] else {
+            panic!("{answer:?}")
+        };
         let (leaf, intermediate, root, extra) = (leaf.clone(), intermediate.clone(), root.clone(), other.root_pem());
         // Roots in the last string.
         assert_eq!(parsed(&[leaf.clone(), intermediate.clone(), root.clone()]), Ok((2, 1)));
-        assert_eq!(parsed(&[leaf.clone(), intermediate.clone(), format!("{root}\n{extra}")]), Ok((2, 2)));
+        assert_eq!(
+            parsed(&[leaf.clone(), intermediate.clone(), format!("{root}\n{extra}")]),
+            Ok((2, 2))
+        );
         // One certificate per string.
-        assert_eq!(parsed(&[leaf.clone(), intermediate.clone(), root.clone(), extra.clone()]), Ok((2, 2)));
+        assert_eq!(
+            parsed(&[leaf.clone(), intermediate.clone(), root.clone(), extra.clone()]),
+            Ok((2, 2))
+        );
         // Everything in one string.
         assert_eq!(parsed(&[format!("{leaf}{intermediate}{root}{extra}")]), Ok((2, 2)));
         // A cross-signed certificate in the bundle is not an anchor.
@@ -319,7 +342,9 @@ mod tests {
         let (answer, _) = ca.issue(&id("shop", "cart"));
         let (leaf, intermediate, root) = (answer[0].clone(), answer[1].clone(), answer[2].clone());
         let truncated = leaf[..leaf.len() / 2].to_string();
-        let many: Vec<_> = std::iter::repeat_n(intermediate.clone(), MAX_CHAIN_CERTS + 1).chain([root.clone()]).collect();
+        let many: Vec<_> = std::iter::repeat_n(intermediate.clone(), MAX_CHAIN_CERTS + 1)
+            .chain([root.clone()])
+            .collect();
         let not_pem = |element: usize, error: Result<_, CertificateError>| match error {
             Err(CertificateError::NotPem { element: found, .. }) => assert_eq!(found, element),
             other => panic!("{other:?}"),
@@ -328,12 +353,21 @@ mod tests {
         not_pem(0, parsed(&[String::new()]));
         not_pem(0, parsed(&["garbage".into(), root.clone()]));
         not_pem(0, parsed(&[truncated, root.clone()]));
-        not_pem(1, parsed(&[leaf.clone(), "-----BEGIN CERTIFICATE-----\n!!\n-----END CERTIFICATE-----\n".into()]));
+        not_pem(
+            1,
+            parsed(&[
+                leaf.clone(),
+                "-----BEGIN CERTIFICATE-----\n!!\n-----END CERTIFICATE-----\n".into(),
+            ]),
+        );
         assert_eq!(parsed(std::slice::from_ref(&leaf)), Err(CertificateError::NoRoot));
         assert_eq!(parsed(&[leaf.clone(), intermediate]), Err(CertificateError::NoRoot));
         assert_eq!(parsed(&[root]), Err(CertificateError::NoRoot));
         assert!(matches!(parsed(&many), Err(CertificateError::TooMany(_))));
-        assert!(matches!(parsed(&[leaf, "x".repeat(MAX_CHAIN_BYTES)]), Err(CertificateError::TooLarge(_))));
+        assert!(matches!(
+            parsed(&[leaf, "x".repeat(MAX_CHAIN_BYTES)]),
+            Err(CertificateError::TooLarge(_))
+        ));
     }
 
     #[test]
@@ -354,7 +388,10 @@ mod tests {
             found(&["spiffe://cluster.local/ns/a/sa/b", "spiffe://cluster.local/ns/a/sa/c"]),
             Err(CertificateError::SeveralIdentities(2))
         );
-        assert!(matches!(found(&["https://a/b"]), Err(CertificateError::BadIdentity { .. })));
+        assert!(matches!(
+            found(&["https://a/b"]),
+            Err(CertificateError::BadIdentity { .. })
+        ));
         assert_eq!(found(&["spiffe://cluster.local/ns/a/sa/b"]).unwrap(), id("a", "b"));
     }
 }

@@ -10,9 +10,7 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use super::store::Shared;
-use super::{
-    Certificate, IdentityState, IdentityStatus, IssueError, SpiffeId, backoff, refresh_after,
-};
+use super::{Certificate, IdentityState, IdentityStatus, IssueError, SpiffeId, backoff, refresh_after};
 
 /// While a connection waits for the identity, the CA is asked at most this often.
 const DEMAND_INTERVAL: Duration = Duration::from_secs(1);
@@ -69,7 +67,9 @@ impl Entry {
 
     /// The certificate, if it is valid at `now`.
     pub(super) fn valid_at(&self, now: SystemTime) -> Option<Arc<Certificate>> {
-        self.current.load_full().filter(|certificate| certificate.is_valid_at(now))
+        self.current
+            .load_full()
+            .filter(|certificate| certificate.is_valid_at(now))
     }
 
     /// Registers a waiting connection and asks for an attempt at once.
@@ -204,7 +204,11 @@ async fn pause_before_next(entry: &Entry, shared: &Shared, started: Instant, pau
         if demanded && monotonic >= on_demand {
             return;
         }
-        let wake = if demanded { on_demand.min(due) } else { due.min(monotonic + shared.settings.clock_check) };
+        let wake = if demanded {
+            on_demand.min(due)
+        } else {
+            due.min(monotonic + shared.settings.clock_check)
+        };
         tokio::select! {
             () = tokio::time::sleep_until(wake) => {}
             () = entry.demand.notified(), if !demanded => {}

@@ -37,16 +37,24 @@ pub struct PrivateKey(KeyPair);
 impl PrivateKey {
     /// Makes a fresh key.
     pub fn generate() -> Result<Self, KeyError> {
-        KeyPair::generate().map(Self).map_err(|e| KeyError::Generate(e.to_string()))
+        KeyPair::generate()
+            .map(Self)
+            .map_err(|e| KeyError::Generate(e.to_string()))
     }
 
     /// A PEM signing request for this key with an empty subject and `id` as its only alternative name.
     pub fn request(&self, id: &SpiffeId) -> Result<String, KeyError> {
-        let failed = |e: rcgen::Error| KeyError::Request { id: id.clone(), reason: e.to_string() };
+        let failed = |e: rcgen::Error| KeyError::Request {
+            id: id.clone(),
+            reason: e.to_string(),
+        };
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
         params.subject_alt_names = vec![SanType::URI(id.as_str().try_into().map_err(failed)?)];
-        params.serialize_request(&self.0).and_then(|request| request.pem()).map_err(failed)
+        params
+            .serialize_request(&self.0)
+            .and_then(|request| request.pem())
+            .map_err(failed)
     }
 
     /// The public half as a DER SubjectPublicKeyInfo.

@@ -25,6 +25,6 @@ pub use key::{KeyError, PrivateKey};
 pub use lease::IdentityLease;
 pub use schedule::{backoff, refresh_after};
 pub use spiffe::{MAX_ID_LEN, MAX_TRUST_DOMAIN_LEN, SpiffeError, SpiffeId, TrustDomain};
-pub(crate) use tls::provider as crypto_provider;
 pub use status::{IdentityState, IdentityStatus, StoreStats};
 pub use store::{CertStore, IdentityError, StoreSettings};
+pub(crate) use tls::provider as crypto_provider;

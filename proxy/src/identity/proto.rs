@@ -1,5 +1,11 @@
 //! The messages and stubs of the certificate service, generated from `proto/citadel.proto`.
-#![allow(missing_docs, unreachable_pub, unused_qualifications, clippy::unwrap_used, clippy::large_futures)]
+#![allow(
+    missing_docs,
+    unreachable_pub,
+    unused_qualifications,
+    clippy::unwrap_used,
+    clippy::large_futures
+)]
 
 tonic::include_proto!("istio.v1.auth");
 

@@ -23,7 +23,9 @@ pub fn refresh_after(not_before: SystemTime, not_after: SystemTime, now: SystemT
 /// part of up to a half. `random` is uniform in 0..1.
 pub fn backoff(failures: u32, random: f64) -> Duration {
     let (shortest, longest) = BACKOFF;
-    let doubled = shortest.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(longest);
+    let doubled = shortest
+        .saturating_mul(1 << failures.saturating_sub(1).min(16))
+        .min(longest);
     doubled.mul_f64(1.0 - random.clamp(0.0, 1.0) / 2.0).max(shortest)
 }
 
@@ -73,7 +75,11 @@ mod tests {
             (10, 1.0, 75_000),
             (u32::MAX, 0.0, 150_000),
         ] {
-            assert_eq!(backoff(failures, random), Duration::from_millis(millis), "{failures}, {random}");
+            assert_eq!(
+                backoff(failures, random),
+                Duration::from_millis(millis),
+                "{failures}, {random}"
+            );
         }
     }
 }

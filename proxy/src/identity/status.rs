@@ -83,6 +83,9 @@ impl Counters {
     }
 
     pub(super) fn read(&self) -> Vec<(CallOutcome, u64)> {
-        CallOutcome::ALL.iter().map(|&outcome| (outcome, self.calls[outcome as usize].load(Ordering::Relaxed))).collect()
+        CallOutcome::ALL
+            .iter()
+            .map(|&outcome| (outcome, self.calls[outcome as usize].load(Ordering::Relaxed)))
+            .collect()
     }
 }

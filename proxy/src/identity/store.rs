@@ -14,9 +14,7 @@ use tokio::time::Instant;
 
 use super::entry::Entry;
 use super::status::Counters;
-use super::{
-    CallOutcome, Certificate, IdentityLease, IdentityStatus, IssueError, Issuer, SpiffeId, StoreStats,
-};
+use super::{CallOutcome, Certificate, IdentityLease, IdentityStatus, IssueError, Issuer, SpiffeId, StoreStats};
 
 /// How the store behaves, and the clock and chance that it goes by.
 #[derive(Clone)]
@@ -74,7 +72,9 @@ pub enum IdentityError {
 }
 
 fn describe(reason: &Option<Arc<IssueError>>) -> String {
-    reason.as_ref().map_or_else(|| "the CA has not answered yet".into(), |error| error.to_string())
+    reason
+        .as_ref()
+        .map_or_else(|| "the CA has not answered yet".into(), |error| error.to_string())
 }
 
 /// The certificates of this node, kept fresh on the runtime where the store was made and served to any thread.
@@ -99,7 +99,11 @@ pub(super) struct Shared {
 impl Shared {
     pub(super) async fn call(&self, id: &SpiffeId) -> Result<Certificate, IssueError> {
         let result = self.issuer.issue(id).await;
-        self.counters.count(result.as_ref().map_or_else(IssueError::outcome, |_| CallOutcome::Issued));
+        self.counters.count(
+            result
+                .as_ref()
+                .map_or_else(IssueError::outcome, |_| CallOutcome::Issued),
+        );
         result
     }
 
@@ -120,9 +124,15 @@ impl CertStore {
             reserved: Semaphore::new(reserved),
             recovered: Notify::new(),
             counters: Counters::default(),
-            settings: StoreSettings { concurrency: total, ..settings },
+            settings: StoreSettings {
+                concurrency: total,
+                ..settings
+            },
         };
-        Self { entries: Arc::default(), shared: Arc::new(shared) }
+        Self {
+            entries: Arc::default(),
+            shared: Arc::new(shared),
+        }
     }
 
     /// Enrols a pod of the identity. The first lease of an identity begins to fetch its certificate now.
@@ -159,7 +169,11 @@ impl CertStore {
             }
             if tokio::time::timeout_at(deadline, attempts.changed()).await.is_err() {
                 let reason = entry.last_error();
-                return Err(IdentityError::Unavailable { id: id.clone(), waited: started.elapsed(), reason });
+                return Err(IdentityError::Unavailable {
+                    id: id.clone(),
+                    waited: started.elapsed(),
+                    reason,
+                });
             }
         }
     }
@@ -172,8 +186,13 @@ impl CertStore {
     /// Every enrolled identity, sorted. No keys.
     pub fn snapshot(&self) -> Vec<IdentityStatus> {
         let now = self.now();
-        let entries: Vec<_> =
-            self.entries.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
+        let entries: Vec<_> = self
+            .entries
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .values()
+            .cloned()
+            .collect();
         let mut all: Vec<_> = entries.iter().map(|entry| entry.status(now)).collect();
         all.sort_by(|a, b| a.id.cmp(&b.id));
         all
@@ -183,7 +202,11 @@ impl CertStore {
     pub fn stats(&self) -> StoreStats {
         StoreStats {
             calls: self.shared.counters.read(),
-            in_flight: self.shared.settings.concurrency.saturating_sub(self.shared.free_turns()),
+            in_flight: self
+                .shared
+                .settings
+                .concurrency
+                .saturating_sub(self.shared.free_turns()),
             identities: self.entries.read().unwrap_or_else(PoisonError::into_inner).len(),
         }
     }
@@ -195,7 +218,9 @@ impl CertStore {
 
     pub(super) fn release(&self, id: &SpiffeId) {
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
-        let last = entries.get(id).is_some_and(|entry| entry.leases.fetch_sub(1, Ordering::AcqRel) == 1);
+        let last = entries
+            .get(id)
+            .is_some_and(|entry| entry.leases.fetch_sub(1, Ordering::AcqRel) == 1);
         let forgotten = if last { entries.remove(id) } else { None };
         drop(entries);
         if let Some(entry) = forgotten {
@@ -204,7 +229,11 @@ impl CertStore {
     }
 
     fn entry(&self, id: &SpiffeId) -> Option<Arc<Entry>> {
-        self.entries.read().unwrap_or_else(PoisonError::into_inner).get(id).cloned()
+        self.entries
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(id)
+            .cloned()
     }
 
     fn now(&self) -> SystemTime {
@@ -214,6 +243,8 @@ impl CertStore {
 
 impl fmt::Debug for CertStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CertStore").field("issuer", &self.issuer()).finish_non_exhaustive()
+        f.debug_struct("CertStore")
+            .field("issuer", &self.issuer())
+            .finish_non_exhaustive()
     }
 }

@@ -84,7 +84,11 @@ impl TestCa {
 
     pub(crate) fn leaf_with_uris(&self, uris: &[&str]) -> CertificateDer<'static> {
         let key = KeyPair::generate().unwrap();
-        leaf_params(uris, LeafOptions::default()).signed_by(&key, &self.intermediate).unwrap().der().clone()
+        leaf_params(uris, LeafOptions::default())
+            .signed_by(&key, &self.intermediate)
+            .unwrap()
+            .der()
+            .clone()
     }
 }
 
@@ -92,8 +96,13 @@ fn ca_params(name: &str, key: &KeyPair) -> CertificateParams {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
     // A name of its own for each, as real authorities have.
-    let tag: String = key.public_key_raw()[1..9].iter().map(|byte| format!("{byte:02x}")).collect();
-    params.distinguished_name.push(DnType::CommonName, format!("test {name} {tag}"));
+    let tag: String = key.public_key_raw()[1..9]
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    params
+        .distinguished_name
+        .push(DnType::CommonName, format!("test {name} {tag}"));
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
     params
@@ -102,7 +111,10 @@ fn ca_params(name: &str, key: &KeyPair) -> CertificateParams {
 fn leaf_params(uris: &[&str], options: LeafOptions) -> CertificateParams {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
-    params.subject_alt_names = uris.iter().map(|uri| SanType::URI((*uri).try_into().unwrap())).collect();
+    params.subject_alt_names = uris
+        .iter()
+        .map(|uri| SanType::URI((*uri).try_into().unwrap()))
+        .collect();
     params.not_before = options.not_before.into();
     params.not_after = options.not_after.into();
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];

@@ -14,14 +14,20 @@ use rustls::{CipherSuite, ClientConfig, ServerConfig};
 const ALPN_H2: &[u8] = b"h2";
 
 /// The suites that HBONE's peers speak, most preferred first.
-const CIPHER_SUITES: [CipherSuite; 2] = [CipherSuite::TLS13_AES_256_GCM_SHA384, CipherSuite::TLS13_AES_128_GCM_SHA256];
+const CIPHER_SUITES: [CipherSuite; 2] = [
+    CipherSuite::TLS13_AES_256_GCM_SHA384,
+    CipherSuite::TLS13_AES_128_GCM_SHA256,
+];
 
 static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| {
     // The provider's default groups begin with X25519MLKEM768.
     let mut provider = aws_lc_rs::default_provider();
     let suites = &provider.cipher_suites;
-    provider.cipher_suites =
-        CIPHER_SUITES.iter().filter_map(|id| suites.iter().find(|suite| suite.suite() == *id)).copied().collect();
+    provider.cipher_suites = CIPHER_SUITES
+        .iter()
+        .filter_map(|id| suites.iter().find(|suite| suite.suite() == *id))
+        .copied()
+        .collect();
     Arc::new(provider)
 });
 
@@ -69,6 +75,13 @@ mod tests {
     #[test]
     fn the_post_quantum_hybrid_is_the_preferred_key_exchange() {
         assert_eq!(provider().kx_groups[0].name(), NamedGroup::X25519MLKEM768);
-        assert_eq!(provider().cipher_suites.iter().map(|suite| suite.suite()).collect::<Vec<_>>(), CIPHER_SUITES);
+        assert_eq!(
+            provider()
+                .cipher_suites
+                .iter()
+                .map(|suite| suite.suite())
+                .collect::<Vec<_>>(),
+            CIPHER_SUITES
+        );
     }
 }

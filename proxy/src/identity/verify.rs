@@ -9,8 +9,8 @@ use rustls::crypto::{WebPkiSupportedAlgorithms, verify_tls13_signature};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::{
-    CertificateError as TlsReason, DigitallySignedStruct, DistinguishedName, Error, OtherError,
-    RootCertStore, SignatureScheme,
+    CertificateError as TlsReason, DigitallySignedStruct, DistinguishedName, Error, OtherError, RootCertStore,
+    SignatureScheme,
 };
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 
@@ -28,7 +28,11 @@ pub(super) struct ServerVerifier {
 
 impl ServerVerifier {
     pub(super) fn new(roots: Arc<RootCertStore>, expected: SpiffeId) -> Self {
-        Self { roots, algorithms: provider().signature_verification_algorithms, expected }
+        Self {
+            roots,
+            algorithms: provider().signature_verification_algorithms,
+            expected,
+        }
     }
 }
 
@@ -46,7 +50,10 @@ impl ServerCertVerifier for ServerVerifier {
         verify_server_cert_signed_by_trust_anchor(&parsed, &self.roots, rest, now, self.algorithms.all)?;
         let found = peer_identity(std::slice::from_ref(leaf)).map_err(refused)?;
         if found != self.expected {
-            return Err(refused(CertificateError::WrongIdentity { expected: self.expected.clone(), found }));
+            return Err(refused(CertificateError::WrongIdentity {
+                expected: self.expected.clone(),
+                found,
+            }));
         }
         Ok(ServerCertVerified::assertion())
     }
@@ -113,7 +120,10 @@ impl ClientCertVerifier for ClientVerifier {
         let verified = self.chain.verify_client_cert(leaf, rest, now)?;
         let found = peer_identity(std::slice::from_ref(leaf)).map_err(refused)?;
         if found.trust_domain() != self.trust_domain.as_str() {
-            return Err(refused(CertificateError::WrongTrustDomain { expected: self.trust_domain.clone(), found }));
+            return Err(refused(CertificateError::WrongTrustDomain {
+                expected: self.trust_domain.clone(),
+                found,
+            }));
         }
         Ok(verified)
     }

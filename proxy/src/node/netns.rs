@@ -59,9 +59,19 @@ pub struct Netns {
 impl Netns {
     /// Opens the namespace at `path` and learns its cookie. Refuses the proxy's own.
     pub fn open(path: &Path) -> Result<Self, NetnsError> {
-        let open = |path: &Path| File::open(path).map_err(|error| NetnsError::Open { path: path.to_owned(), error });
+        let open = |path: &Path| {
+            File::open(path).map_err(|error| NetnsError::Open {
+                path: path.to_owned(),
+                error,
+            })
+        };
         let own = Path::new("/proc/thread-self/ns/net");
-        let mut netns = Self { path: path.to_owned(), file: open(path)?, home: open(own)?, cookie: 0 };
+        let mut netns = Self {
+            path: path.to_owned(),
+            file: open(path)?,
+            home: open(own)?,
+            cookie: 0,
+        };
         let home_cookie = cookie().map_err(|error| netns.inside("reading the host's cookie", error))?;
         netns.cookie = netns
             .run(cookie)?
@@ -70,6 +80,24 @@ impl Netns {
             return Err(NetnsError::Host { path: path.to_owned() });
         }
         Ok(netns)
+    }
+
+    /// The calling thread's own namespace, where it lives: a visit leads back to it.
+    pub(super) fn current() -> Result<Self, NetnsError> {
+        let path = PathBuf::from("/proc/thread-self/ns/net");
+        let open = |error| NetnsError::Open {
+            path: path.clone(),
+            error,
+        };
+        let file = File::open(&path).map_err(open)?;
+        let cookie = cookie().map_err(open)?;
+        let home = file.try_clone().map_err(open)?;
+        Ok(Self {
+            path,
+            file,
+            home,
+            cookie,
+        })
     }
 
     /// The kernel's unique number of the namespace.
@@ -98,8 +126,10 @@ impl Netns {
                 }
             }
         }
-        setns(&self.file, CloneFlags::CLONE_NEWNET)
-            .map_err(|error| NetnsError::Enter { path: self.path.clone(), error: error.into() })?;
+        setns(&self.file, CloneFlags::CLONE_NEWNET).map_err(|error| NetnsError::Enter {
+            path: self.path.clone(),
+            error: error.into(),
+        })?;
         let _home = Home(&self.home);
         Ok(work())
     }
@@ -116,7 +146,11 @@ impl Netns {
 
     /// An error of something tried inside.
     pub(super) fn inside(&self, doing: &'static str, error: io::Error) -> NetnsError {
-        NetnsError::Inside { path: self.path.clone(), doing, error }
+        NetnsError::Inside {
+            path: self.path.clone(),
+            doing,
+            error,
+        }
     }
 }
 
@@ -147,7 +181,11 @@ fn netns_cookie(socket: &Socket) -> io::Result<u64> {
             &raw mut len,
         )
     };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(cookie) }
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(cookie)
+    }
 }
 
 fn parse_port_range(text: &str) -> Option<[u16; 2]> {
@@ -172,6 +210,9 @@ mod tests {
 
     #[test]
     fn the_hosts_own_namespace_is_refused() {
-        assert!(matches!(Netns::open(Path::new("/proc/self/ns/net")), Err(NetnsError::Host { .. })));
+        assert!(matches!(
+            Netns::open(Path::new("/proc/self/ns/net")),
+            Err(NetnsError::Host { .. })
+        ));
     }
 }

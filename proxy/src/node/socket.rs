@@ -43,7 +43,13 @@ pub fn listen_in(netns: &Netns, workers: usize) -> Result<Vec<PodListeners>, Net
         .run(|| {
             let kinds = (group(workers)?, group(workers)?, group(workers)?);
             let sets = kinds.0.into_iter().zip(kinds.1).zip(kinds.2);
-            Ok(sets.map(|((outbound, hbone), plaintext)| PodListeners { outbound, hbone, plaintext }).collect())
+            Ok(sets
+                .map(|((outbound, hbone), plaintext)| PodListeners {
+                    outbound,
+                    hbone,
+                    plaintext,
+                })
+                .collect())
         })?
         .map_err(|error| netns.inside("making listeners", error))
 }
@@ -117,7 +123,7 @@ pub async fn dial(netns: &Netns, to: SocketAddr) -> io::Result<TcpStream> {
 /// The connection comes from a loopback address, a random one each time, so that neither the ports of one address nor
 /// connections in TIME_WAIT are a limit. IPv6 has but one loopback address; there the pod's own is used, at a random
 /// port. Cancelling closes the socket.
-pub async fn bind_client(
+pub async fn dial_as(
     netns: &Netns,
     clients: &Clients,
     local_ports: [u16; 2],
@@ -172,15 +178,16 @@ struct Published<'a> {
 }
 
 impl<'a> Published<'a> {
-    fn new(
-        netns: &Netns,
-        clients: &'a Clients,
-        local: SocketAddr,
-        port: u16,
-        client: SocketAddr,
-    ) -> io::Result<Self> {
-        clients.publish(netns.cookie(), local, port, client).map_err(io::Error::other)?;
-        Ok(Self { netns: netns.cookie(), clients, local, port })
+    fn new(netns: &Netns, clients: &'a Clients, local: SocketAddr, port: u16, client: SocketAddr) -> io::Result<Self> {
+        clients
+            .publish(netns.cookie(), local, port, client)
+            .map_err(io::Error::other)?;
+        Ok(Self {
+            netns: netns.cookie(),
+            clients,
+            local,
+            port,
+        })
     }
 
     fn adopted(self) {
@@ -217,4 +224,42 @@ async fn connect(socket: Socket, to: SocketAddr) -> io::Result<TcpStream> {
         }
     }
     Ok(stream)
+}
+
+/// Brings up the loopback of the calling thread's namespace and gives it `addr`.
+#[expect(unsafe_code, reason = "interface requests without a safe wrapper")]
+pub(super) fn bring_up_loopback(addr: Ipv4Addr) -> io::Result<()> {
+    use std::os::fd::AsRawFd as _;
+
+    let socket = Socket::new(Domain::IPV4, Type::DGRAM, None)?;
+    // SAFETY: a structure of plain integers, for which zero is valid.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    let set_name = |request: &mut libc::ifreq, name: &[u8]| {
+        for (to, from) in request.ifr_name.iter_mut().zip(name.iter().chain(&[0])) {
+            *to = *from as libc::c_char;
+        }
+    };
+    set_name(&mut request, b"lo");
+    request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
+    // SAFETY: the request lives through the call and has the form that the command reads.
+    if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // A second address under a label, so that 127.0.0.1 stays.
+    set_name(&mut request, b"lo:0");
+    let addr = libc::sockaddr_in {
+        sin_family: libc::AF_INET as libc::sa_family_t,
+        sin_port: 0,
+        sin_addr: libc::in_addr {
+            s_addr: u32::from_ne_bytes(addr.octets()),
+        },
+        sin_zero: [0; 8],
+    };
+    // SAFETY: the two types have the same size and alignment suffices; the kernel reads it as `sockaddr_in`.
+    request.ifr_ifru.ifru_addr = unsafe { std::mem::transmute::<libc::sockaddr_in, libc::sockaddr>(addr) };
+    // SAFETY: as above.
+    if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFADDR, &raw const request) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
 }

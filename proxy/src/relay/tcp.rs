@@ -1,7 +1,7 @@
 //! An application's TCP connection as a side of a relay.
 
 use std::cell::{Cell, RefCell};
-use std::future::Future as _;
+use std::future::Future;
 use std::io;
 use std::net::Shutdown;
 use std::pin::Pin;
@@ -14,7 +14,7 @@ use socket2::SockRef;
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
-use super::{Fault, Read, Write};
+use super::{Fault, Outcome, Read, Write};
 
 /// What one read takes at most.
 const CHUNK: usize = 64 << 10;
@@ -24,7 +24,7 @@ const COPIED: usize = 8 << 10;
 
 thread_local! {
     /// The buffer that the worker's next read goes into.
-    static BUFFER: RefCell<BytesMut> = const { RefCell::new(BytesMut::new()) };
+    static BUFFER: RefCell<BytesMut> = RefCell::new(BytesMut::new());
 }
 
 /// An application's connection. Dropping it resets it, unless it was told to close in order: an application never
@@ -38,17 +38,28 @@ pub struct AppStream {
 impl AppStream {
     /// Takes over a connection.
     pub fn new(tcp: TcpStream) -> Self {
-        Self { tcp, in_order: Cell::new(false) }
+        Self {
+            tcp,
+            in_order: Cell::new(false),
+        }
     }
 
     /// The two directions.
     pub fn split(self: &Rc<Self>) -> (TcpReader, TcpWriter) {
-        (TcpReader { stream: Rc::clone(self) }, TcpWriter { stream: Rc::clone(self), broken: None })
+        (
+            TcpReader {
+                stream: Rc::clone(self),
+            },
+            TcpWriter {
+                stream: Rc::clone(self),
+                broken: None,
+            },
+        )
     }
 
-    /// Closes in order: both directions have ended.
-    pub fn close(&self) {
-        self.in_order.set(true);
+    /// Lets the connection close in order where both directions have ended.
+    pub fn close_if(&self, outcome: &Outcome) {
+        self.in_order.set(matches!(outcome, Outcome::Closed(_)));
     }
 }
 
@@ -138,6 +149,10 @@ impl Write for TcpWriter {
             })
             .as_mut()
             .poll(cx)
+    }
+
+    fn abort(&mut self) {
+        // The stream's drop resets it.
     }
 }
 

@@ -40,8 +40,16 @@ impl Write for TunnelWriter {
             Err(error) => Poll::Ready(fault(&error)),
         }
     }
+
+    fn abort(&mut self) {
+        self.0.abort();
+    }
 }
 
 fn fault(error: &h2::Error) -> Fault {
-    if error.is_reset() { Fault::Reset } else { Fault::Other(format!("tunnel: {error}")) }
+    if error.is_reset() {
+        Fault::Reset
+    } else {
+        Fault::Other(format!("tunnel: {error}"))
+    }
 }

@@ -43,7 +43,10 @@ impl FromStr for LogScope {
 
 /// Writes what the programs log to this process's log, until the task is dropped.
 pub async fn forward_logs(log: ProgramLog) {
-    #[expect(deprecated, reason = "the ring owns its descriptor, so it stays open as long as the registration")]
+    #[expect(
+        deprecated,
+        reason = "the ring owns its descriptor, so it stays open as long as the registration"
+    )]
     let registered = AsyncFd::new(log.0);
     let mut log = match registered {
         Ok(log) => log,
