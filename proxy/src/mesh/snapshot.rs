@@ -250,6 +250,9 @@ impl Mesh {
                 });
             }
         }
+        let mut seen = HashSet::new();
+        service.endpoints.retain(|uid| seen.insert(Arc::clone(uid)));
+
         let service = Arc::new(service);
         for address in &service.addresses {
             if let Some(other) = self.services_by_address.insert(*address, Arc::clone(&service)) {

@@ -403,3 +403,79 @@ fn a_policy_that_applies_twice_counts_once() {
     let dry = policy("shop/d", Scope::Namespace, Action::Deny, always()).dry_run();
     assert_eq!(ask(&[dry], &["shop/d"], Some(WEB)).dry_run_denials.len(), 1);
 }
+
+#[test]
+fn the_example_file_decides_as_its_comments_say() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/mesh.example.yaml");
+    let mesh = crate::mesh::source::FileSource::load(path.as_ref()).unwrap();
+    let decide = |source: Option<&str>, source_ip: &str, to: &str, destination_port: u16| {
+        let id = source.map(|account| SpiffeId::parse(&format!("spiffe://cluster.local/ns/{account}")).unwrap());
+        let destination = mesh.workload_by_uid(to).unwrap();
+        let request = Request {
+            source: id.as_ref(),
+            source_ip: ip(source_ip),
+            destination_ip: destination.addresses[0],
+            destination_port,
+        };
+        says(&evaluate(mesh.policies(), destination, &request))
+    };
+    for (source, from, to, port, expected) in [
+        (
+            Some("shop/sa/web"),
+            "10.0.1.10",
+            "shop/cart-1",
+            8080,
+            "allow: shop/cart-clients rule 0",
+        ),
+        (
+            Some("shop/sa/db"),
+            "10.0.2.12",
+            "shop/cart-1",
+            8080,
+            "default: no allow policy matched (shop/cart-clients)",
+        ),
+        (None, "10.0.1.10", "shop/cart-1", 8080, "deny: shop/strict rule 0"),
+        (
+            None,
+            "192.0.2.1",
+            "shop/cart-1",
+            9090,
+            "allow: shop/cart-clients rule 1",
+        ),
+        (
+            None,
+            "198.51.100.1",
+            "shop/cart-1",
+            9090,
+            "default: no allow policy matched (shop/cart-clients)",
+        ),
+        (
+            Some("monitoring/sa/p"),
+            "10.0.9.9",
+            "shop/cart-2",
+            9090,
+            "allow: shop/cart-clients rule 1",
+        ),
+        (
+            Some("shop/sa/cart"),
+            "10.0.1.11",
+            "6b1f2f0e-db-0",
+            5432,
+            "allow: shop/db-clients rule 0",
+        ),
+        (
+            Some("shop/sa/web"),
+            "10.0.1.10",
+            "6b1f2f0e-db-0",
+            5432,
+            "default: no allow policy matched (shop/db-clients)",
+        ),
+        (None, "10.0.1.10", "legacy/legacy-1", 8080, "allow"),
+    ] {
+        assert_eq!(
+            decide(source, from, to, port),
+            expected,
+            "{source:?} from {from} to {to}:{port}"
+        );
+    }
+}

@@ -299,9 +299,9 @@ impl Builder {
     }
 
     fn add_services(&mut self, services: Vec<Spanned<ServiceSpec>>) -> Result<(), Misplaced> {
-        let mut by_name: HashMap<(Arc<str>, Arc<str>), Vec<Arc<str>>> = HashMap::new();
+        let mut by_name = ByName::new();
         for workload in &self.parts.workloads {
-            let key = (Arc::clone(&workload.namespace), Arc::clone(&workload.name));
+            let key = format!("{}/{}", workload.namespace, workload.name);
             by_name.entry(key).or_default().push(Arc::clone(&workload.uid));
         }
         for Spanned {
@@ -311,28 +311,15 @@ impl Builder {
         } in services
         {
             let (service_name, namespace) = (self.share(name(&spec.name)?), self.share(name(&spec.namespace)?));
-            let endpoints =
-                match (&spec.selector, &spec.endpoints) {
-                    (Some(selector), None) => self
-                        .selected(&namespace, selector)?
-                        .into_iter()
-                        .map(|index| Arc::clone(&self.parts.workloads[index].uid))
-                        .collect(),
-                    (None, Some(listed)) => {
-                        let mut uids = Vec::with_capacity(listed.len());
-                        for endpoint in listed {
-                            let (of, endpoint_name) =
-                                endpoint.value.split_once('/').unwrap_or((&namespace, &endpoint.value));
-                            let key = (self.share(of), self.share(endpoint_name));
-                            let found = by_name.get(&key);
-                            uids.extend_from_slice(found.ok_or_else(|| {
-                                Fault::UnknownWorkload(endpoint.value.clone()).at(endpoint.referenced)
-                            })?);
-                        }
-                        uids
-                    }
-                    _ => return Err(Fault::Endpoints.at(referenced)),
-                };
+            let endpoints = match (&spec.selector, &spec.endpoints) {
+                (Some(selector), None) => self
+                    .selected(&namespace, selector)?
+                    .into_iter()
+                    .map(|index| Arc::clone(&self.parts.workloads[index].uid))
+                    .collect(),
+                (None, Some(listed)) => named_endpoints(&by_name, &namespace, listed)?,
+                _ => return Err(Fault::Endpoints.at(referenced)),
+            };
             let place = Subject::Service(format!("{namespace}/{service_name}").into());
             self.places.insert(place, referenced);
             let hostname = format!("{service_name}.{namespace}.svc.{}", self.parts.cluster_domain).into();
@@ -439,6 +426,26 @@ fn addresses(texts: &[Spanned<String>]) -> Result<Vec<IpAddr>, Misplaced> {
         parsed.map_err(|_| Fault::Address(text.value.clone()).at(text.referenced))
     };
     texts.iter().map(parse).collect()
+}
+
+/// The uids of the workloads of each `namespace/name`.
+type ByName = HashMap<String, Vec<Arc<str>>>;
+
+fn named_endpoints(
+    by_name: &ByName,
+    own_namespace: &str,
+    listed: &[Spanned<String>],
+) -> Result<Vec<Arc<str>>, Misplaced> {
+    let mut uids = Vec::with_capacity(listed.len());
+    for endpoint in listed {
+        let found = match endpoint.value.contains('/') {
+            true => by_name.get(&endpoint.value),
+            false => by_name.get(&format!("{own_namespace}/{}", endpoint.value)),
+        };
+        let missing = || Fault::UnknownWorkload(endpoint.value.clone()).at(endpoint.referenced);
+        uids.extend_from_slice(found.ok_or_else(missing)?);
+    }
+    Ok(uids)
 }
 
 fn service_port(spec: &PortSpec) -> Result<ServicePort, Misplaced> {

@@ -95,7 +95,7 @@ workloads:
 services:
   - {name: one, namespace: shop, ports: [{port: 1}], selector: {app: x, tier: front}}
   - {name: all, namespace: shop, ports: [{port: 1}], selector: {app: x}}
-  - {name: named, namespace: shop, ports: [{port: 1}], endpoints: [b, bank/a]}
+  - {name: named, namespace: shop, ports: [{port: 1}], endpoints: [b, bank/a, b]}
   - {name: none, namespace: shop, ports: [{port: 1}], endpoints: []}
 policies:
   - {name: p, namespace: shop, scope: workload, selector: {app: x, tier: front}, action: deny}

@@ -29,22 +29,26 @@ struct Watched {
 }
 
 impl Watched {
-    fn start(dir: TempDir, path: PathBuf) -> Self {
+    fn start(dir: TempDir, path: PathBuf, settle: Duration) -> Self {
         let source = FileSource::open(&path).unwrap();
         Self {
             dir,
             path,
             mesh: source.mesh(),
             status: source.status(),
-            task: tokio::spawn(source.watch_every(POLL, SETTLE)),
+            task: tokio::spawn(source.watch_every(POLL, settle)),
         }
     }
 
     fn plain() -> Self {
+        Self::settling(SETTLE)
+    }
+
+    fn settling(settle: Duration) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("mesh.yaml");
         fs::write(&path, text(&["one"])).unwrap();
-        Self::start(dir, path)
+        Self::start(dir, path, settle)
     }
 
     fn replace(&self, content: impl AsRef<[u8]>) {
@@ -124,7 +128,7 @@ async fn a_swapped_symlink_on_the_way_is_followed() {
     }
     symlink("v1", root.join("..data")).unwrap();
     symlink("..data/mesh.yaml", root.join("mesh.yaml")).unwrap();
-    let watched = Watched::start(dir, root.join("mesh.yaml"));
+    let watched = Watched::start(dir, root.join("mesh.yaml"), SETTLE);
     symlink("v2", root.join("..next")).unwrap();
     fs::rename(root.join("..next"), root.join("..data")).unwrap();
     fs::remove_dir_all(root.join("v1")).unwrap();
@@ -188,7 +192,7 @@ async fn broken_content_that_comes_back_shows_its_reason_again() {
 #[tokio::test]
 async fn a_file_that_is_being_written_is_not_read_half() {
     use std::io::Write;
-    let watched = Watched::plain();
+    let watched = Watched::settling(Duration::from_millis(300));
     let names: Vec<String> = (0..100).map(|n| format!("w{n}")).collect();
     let content = text(&names.iter().map(String::as_str).collect::<Vec<_>>());
     let mut file = File::create(&watched.path).unwrap();
