@@ -1,6 +1,7 @@
 //! The `adit` binary: reads the command line and runs what it asks for.
 
 use std::error::Error;
+use std::io::Write;
 use std::process::ExitCode;
 
 use adit::cli::{self, CliError, Hardening, Invocation, LogSettings};
@@ -36,7 +37,7 @@ fn run(invocation: Invocation) -> anyhow::Result<()> {
             control_runtime()?.block_on(cli::run_ca(*args))
         }
         Invocation::Version => {
-            println!("{}", cli::version());
+            writeln!(std::io::stdout(), "{}", cli::version())?;
             Ok(())
         }
     }

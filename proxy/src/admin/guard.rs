@@ -29,7 +29,9 @@ fn check(headers: &HeaderMap, authority: Option<&str>) -> Result<(), &'static st
         return Err(NOT_LOOPBACK);
     }
     // Browsers say whence a request comes where that matters; programs do not.
-    let foreign = headers.get("sec-fetch-site").is_some_and(|site| site != "none" && site != "same-origin");
+    let foreign = headers
+        .get("sec-fetch-site")
+        .is_some_and(|site| site != "none" && site != "same-origin");
     if headers.contains_key(header::ORIGIN) || foreign {
         return Err("requests of web pages are refused\n");
     }
@@ -40,11 +42,15 @@ fn check(headers: &HeaderMap, authority: Option<&str>) -> Result<(), &'static st
 /// rebinding.
 fn is_loopback(host: &str) -> bool {
     let name = if let Some(rest) = host.strip_prefix('[') {
-        let Some((address, port)) = rest.split_once(']') else { return false };
+        let Some((address, port)) = rest.split_once(']') else {
+            return false;
+        };
         if !port.is_empty() && !port.strip_prefix(':').is_some_and(is_port) {
             return false;
         }
-        return address.parse().is_ok_and(|address: Ipv6Addr| IpAddr::from(address).to_canonical().is_loopback());
+        return address
+            .parse()
+            .is_ok_and(|address: Ipv6Addr| IpAddr::from(address).to_canonical().is_loopback());
     } else if let Some((name, port)) = host.rsplit_once(':') {
         if !is_port(port) {
             return false;
@@ -66,7 +72,15 @@ mod tests {
 
     #[test]
     fn only_loopback_names_pass() {
-        for host in ["localhost", "LOCALHOST:15000", "127.0.0.1", "127.0.0.1:15000", "127.9.9.9:1", "[::1]", "[::1]:1"] {
+        for host in [
+            "localhost",
+            "LOCALHOST:15000",
+            "127.0.0.1",
+            "127.0.0.1:15000",
+            "127.9.9.9:1",
+            "[::1]",
+            "[::1]:1",
+        ] {
             assert!(is_loopback(host), "{host}");
         }
         for host in [

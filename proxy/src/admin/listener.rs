@@ -24,7 +24,9 @@ const IDLE: Duration = Duration::from_secs(10);
 #[derive(Debug, Error)]
 pub enum AdminError {
     /// Not a loopback address.
-    #[error("cannot serve the admin page on {0}: it is for this host alone; give a loopback address, such as 127.0.0.1:15000")]
+    #[error(
+        "cannot serve the admin page on {0}: it is for this host alone; give a loopback address, such as 127.0.0.1:15000"
+    )]
     NotLoopback(SocketAddr),
     /// The address cannot be listened on.
     #[error("cannot serve the admin page on {address}; is another proxy running? --admin sets another address")]
@@ -50,8 +52,14 @@ impl AdminListener {
         if !address.ip().is_loopback() {
             return Err(AdminError::NotLoopback(address));
         }
-        let inner = TcpListener::bind(address).await.map_err(|source| AdminError::Bind { address, source })?;
-        Ok(Self { inner, slots: Arc::new(Semaphore::new(MAX_CONNECTIONS)), idle: IDLE })
+        let inner = TcpListener::bind(address)
+            .await
+            .map_err(|source| AdminError::Bind { address, source })?;
+        Ok(Self {
+            inner,
+            slots: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
+            idle: IDLE,
+        })
     }
 
     /// The address, with the port that the kernel chose where 0 was asked for.
@@ -85,7 +93,7 @@ impl Listener for AdminListener {
                 Ok((stream, peer)) => return (Limited::new(stream, self.idle, slot), peer),
                 Err(error) => {
                     tracing::warn!(%error, "the admin page cannot accept a connection; it tries again in a second");
-                    tokio::time::sleep(Duration::from_secs(1)).await;
+                    sleep(Duration::from_secs(1)).await;
                 }
             }
         }
@@ -108,7 +116,12 @@ pub struct Limited {
 
 impl Limited {
     fn new(stream: TcpStream, idle: Duration, slot: OwnedSemaphorePermit) -> Self {
-        Self { stream, idle, deadline: Box::pin(sleep(idle)), _slot: slot }
+        Self {
+            stream,
+            idle,
+            deadline: Box::pin(sleep(idle)),
+            _slot: slot,
+        }
     }
 
     fn expired<T>(&mut self, context: &mut Context<'_>) -> Poll<io::Result<T>> {
@@ -125,7 +138,11 @@ impl Limited {
 }
 
 impl AsyncRead for Limited {
-    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         if let Poll::Ready(expired) = self.expired(context) {
             return Poll::Ready(expired);
         }
@@ -137,7 +154,11 @@ impl AsyncWrite for Limited {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(context, bytes);
         self.progress(&written);
-        if written.is_pending() { self.expired(context) } else { written }
+        if written.is_pending() {
+            self.expired(context)
+        } else {
+            written
+        }
     }
 
     fn poll_write_vectored(
@@ -147,7 +168,11 @@ impl AsyncWrite for Limited {
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
         self.progress(&written);
-        if written.is_pending() { self.expired(context) } else { written }
+        if written.is_pending() {
+            self.expired(context)
+        } else {
+            written
+        }
     }
 
     fn is_write_vectored(&self) -> bool {

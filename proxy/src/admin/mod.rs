@@ -45,7 +45,9 @@ pub async fn serve(
     state: AdminState,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<()> {
-    axum::serve(listener, router(state)).with_graceful_shutdown(shutdown).await
+    axum::serve(listener, router(state))
+        .with_graceful_shutdown(shutdown)
+        .await
 }
 
 fn router(state: AdminState) -> Router {
@@ -75,19 +77,34 @@ async fn ready(State(state): State<AdminState>) -> Response {
         return "ready\n".into_response();
     }
     // Each item on a line of its own, whatever it quotes.
-    let page: String =
-        pending.iter().map(|item| item.replace(char::is_control, " ") + "\n").collect();
+    let page: String = pending
+        .iter()
+        .map(|item| item.replace(char::is_control, " ") + "\n")
+        .collect();
     (StatusCode::SERVICE_UNAVAILABLE, page).into_response()
 }
 
 async fn metrics(State(state): State<AdminState>, headers: HeaderMap) -> Response {
-    let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
+    let accept = headers
+        .get(header::ACCEPT)
+        .and_then(|accept| accept.to_str().ok())
+        .unwrap_or_default();
     let (exposition, content_type) = if accept.contains("application/openmetrics-text") {
-        (Exposition::OpenMetrics, "application/openmetrics-text; version=1.0.0; charset=utf-8")
+        (
+            Exposition::OpenMetrics,
+            "application/openmetrics-text; version=1.0.0; charset=utf-8",
+        )
     } else {
         (Exposition::Prometheus, "text/plain; version=0.0.4; charset=utf-8")
     };
-    aside(move || ([(header::CONTENT_TYPE, content_type)], state.telemetry.metrics(exposition)).into_response()).await
+    aside(move || {
+        (
+            [(header::CONTENT_TYPE, content_type)],
+            state.telemetry.metrics(exposition),
+        )
+            .into_response()
+    })
+    .await
 }
 
 #[derive(Debug, Deserialize)]

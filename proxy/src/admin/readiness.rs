@@ -30,7 +30,10 @@ impl Default for Readiness {
 impl Readiness {
     /// Ready, until something is pending. Take the first item before anything can ask.
     pub fn new() -> Self {
-        Self(Arc::new(Inner { items: Mutex::default(), ready: watch::Sender::new(true) }))
+        Self(Arc::new(Inner {
+            items: Mutex::default(),
+            ready: watch::Sender::new(true),
+        }))
     }
 
     /// Adds an item, such as `certificate of spiffe://…`; it is pending until the guard is done or dropped.
@@ -41,7 +44,10 @@ impl Readiness {
         items.next += 1;
         items.pending.insert(key, item.into());
         self.0.ready.send_replace(false);
-        Pending { readiness: Arc::clone(&self.0), key }
+        Pending {
+            readiness: Arc::clone(&self.0),
+            key,
+        }
     }
 
     /// Whether nothing is pending.

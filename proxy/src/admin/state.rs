@@ -25,12 +25,19 @@ impl StateSections {
 
     /// One part.
     pub fn one(&self, name: &str) -> Option<Value> {
-        self.0.iter().find(|(known, _)| *known == name).map(|(_, provider)| provider())
+        self.0
+            .iter()
+            .find(|(known, _)| *known == name)
+            .map(|(_, provider)| provider())
     }
 
     /// All parts.
     pub fn all(&self) -> Value {
-        self.0.iter().map(|(name, provider)| ((*name).to_owned(), provider())).collect::<Map<_, _>>().into()
+        self.0
+            .iter()
+            .map(|(name, provider)| ((*name).to_owned(), provider()))
+            .collect::<Map<_, _>>()
+            .into()
     }
 }
 

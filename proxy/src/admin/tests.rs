@@ -23,21 +23,33 @@ struct Page {
 }
 
 async fn page(listener: AdminListener) -> Page {
-    let settings = TelemetrySettings { access_log: None, ..TelemetrySettings::default() };
+    let settings = TelemetrySettings {
+        access_log: None,
+        ..TelemetrySettings::default()
+    };
     let quits = Arc::new(AtomicU32::new(0));
     let counter = Arc::clone(&quits);
     let readiness = Readiness::new();
-    let sections = StateSections::default().with("pods", || json!(["a"])).with("versions", || json!({"adit": "1"}));
+    let sections = StateSections::default()
+        .with("pods", || json!(["a"]))
+        .with("versions", || json!({"adit": "1"}));
     let state = AdminState {
         telemetry: Telemetry::new(settings, Arc::new(NoCertificates)).unwrap(),
         readiness: readiness.clone(),
         sections: Arc::new(sections),
-        quit: Arc::new(move || drop(counter.fetch_add(1, Ordering::Relaxed))),
+        quit: Arc::new(move || {
+            counter.fetch_add(1, Ordering::Relaxed);
+        }),
     };
     let address = listener.local_addr().unwrap();
     let (stop, stopped) = oneshot::channel();
     tokio::spawn(serve(listener, state, async { drop(stopped.await) }));
-    Page { address, readiness, quits, _stop: stop }
+    Page {
+        address,
+        readiness,
+        quits,
+        _stop: stop,
+    }
 }
 
 async fn any_port() -> AdminListener {
@@ -51,7 +63,10 @@ impl Page {
         let request = format!("{line} HTTP/1.1\r\n{headers}Connection: close\r\nContent-Length: 0\r\n\r\n");
         stream.write_all(request.as_bytes()).await.unwrap();
         let mut answer = String::new();
-        timeout(DEADLINE, stream.read_to_string(&mut answer)).await.unwrap().unwrap();
+        timeout(DEADLINE, stream.read_to_string(&mut answer))
+            .await
+            .unwrap()
+            .unwrap();
         let (head, body) = answer.split_once("\r\n\r\n").unwrap();
         (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
     }
@@ -81,7 +96,10 @@ async fn metrics_come_in_the_form_that_is_asked_for() {
     let page = page(any_port().await).await;
     let (status, plain) = page.get("/metrics").await;
     assert_eq!(status, 200);
-    assert!(plain.contains("\nadit_build_info{version=\"") && !plain.contains("# EOF"), "{plain}");
+    assert!(
+        plain.contains("\nadit_build_info{version=\"") && !plain.contains("# EOF"),
+        "{plain}"
+    );
     let accept = "Host: localhost\r\nAccept: application/openmetrics-text;version=1.0.0,text/plain;q=0.5\r\n";
     assert!(page.ask("GET /metrics", accept).await.1.ends_with("# EOF\n"));
 }
@@ -91,11 +109,17 @@ async fn the_state_is_json_whole_or_in_part() {
     let page = page(any_port().await).await;
     let (status, text) = page.get("/debug/state").await;
     let value: serde_json::Value = serde_json::from_str(&text).unwrap();
-    assert_eq!((status, value), (200, json!({"pods": ["a"], "versions": {"adit": "1"}})));
+    assert_eq!(
+        (status, value),
+        (200, json!({"pods": ["a"], "versions": {"adit": "1"}}))
+    );
     let (_, text) = page.get("/debug/state?section=pods").await;
     assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), json!(["a"]));
     let (status, text) = page.get("/debug/state?section=keys").await;
-    assert_eq!((status, text.as_str()), (404, "no such section; there are pods, versions\n"));
+    assert_eq!(
+        (status, text.as_str()),
+        (404, "no such section; there are pods, versions\n")
+    );
 }
 
 #[tokio::test]
@@ -112,9 +136,15 @@ async fn only_a_post_from_this_host_quits() {
         let (status, _) = page.ask("POST /quit", headers).await;
         assert!(matches!(status, 400 | 403), "{headers}: {status}");
     }
-    assert_eq!(page.ask("POST http://evil.example/quit", "Host: localhost\r\n").await.0, 403);
+    assert_eq!(
+        page.ask("POST http://evil.example/quit", "Host: localhost\r\n").await.0,
+        403
+    );
     assert_eq!(page.quits.load(Ordering::Relaxed), 0);
-    assert_eq!(page.ask("POST /quit", "Host: 127.0.0.1:15000\r\n").await, (202, "draining\n".into()));
+    assert_eq!(
+        page.ask("POST /quit", "Host: 127.0.0.1:15000\r\n").await,
+        (202, "draining\n".into())
+    );
     assert_eq!(page.quits.load(Ordering::Relaxed), 1);
 }
 
@@ -122,7 +152,11 @@ async fn only_a_post_from_this_host_quits() {
 async fn other_hosts_names_are_refused_everywhere() {
     let page = page(any_port().await).await;
     for path in ["/", "/metrics", "/healthz/ready", "/debug/state", "/nothing"] {
-        assert_eq!(page.ask(&format!("GET {path}"), "Host: evil.example:15000\r\n").await.0, 403, "{path}");
+        assert_eq!(
+            page.ask(&format!("GET {path}"), "Host: evil.example:15000\r\n").await.0,
+            403,
+            "{path}"
+        );
     }
     assert_eq!(page.get("/nothing").await.0, 404);
 }
@@ -156,6 +190,8 @@ async fn a_request_that_trickles_in_is_cut_off_and_frees_its_slot() {
         }
     };
     // The only slot is taken until the slow one is cut off.
-    let (answer, ()) = tokio::join!(page.get("/healthz/live"), async { timeout(DEADLINE, trickle).await.unwrap() });
+    let (answer, ()) = tokio::join!(page.get("/healthz/live"), async {
+        timeout(DEADLINE, trickle).await.unwrap()
+    });
     assert_eq!(answer.0, 200);
 }

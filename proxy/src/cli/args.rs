@@ -15,19 +15,20 @@ const CA_HEADING: &str = "Certificates";
 const PLANE_HEADING: &str = "Carrying connections";
 const TUNNEL_HEADING: &str = "Tunnel";
 const ADMIN_HEADING: &str = "Watching it";
+const COMMON_HEADING: &str = "Configuration and log";
 
-const LONG_ABOUT: &str = "\
+pub(super) const LONG_ABOUT: &str = "\
 Runs the proxy of this node: loads the kernel programs, enrols the pods of this node that the mesh \
 file names, fetches a certificate for each of their identities, and carries their connections. It \
 needs root, cgroup v2, bpffs and Linux 6.1 or newer, and says what is missing where something is.
 
 SIGTERM and SIGINT drain: no new connections, those open go on until --drain-deadline.";
 
-const EXAMPLES: &str = "\
+pub(super) const EXAMPLES: &str = "\
 Examples:
   Everything by flags:
     adit node --node-name worker-1 --mesh-file /etc/adit/mesh.yaml \\
-        --ca-address https://ca.example:15012 --ca-root /etc/adit/ca-root.pem --ca-token /etc/adit/token
+        --ca-address https://ca.example:15012 --ca-root /etc/adit/ca-root.pem
 
   From a file, with one setting changed for this run:
     adit node --config /etc/adit/node.yaml --log-level adit=debug
@@ -41,34 +42,28 @@ Examples:
 #[derive(Debug, Clone, Args)]
 pub struct LogArgs {
     /// A YAML file of settings; its keys are the names of the flags
-    #[arg(long, value_name = "FILE", env = "ADIT_CONFIG", help_heading = NODE_HEADING)]
+    #[arg(long, value_name = "FILE", env = "ADIT_CONFIG", help_heading = COMMON_HEADING)]
     pub config: Option<PathBuf>,
 
     /// What is logged: error, warn, info, debug or trace, or a list such as info,adit::hbone=debug
-    #[arg(long, value_name = "FILTER", env = "ADIT_LOG_LEVEL", default_value = "info", help_heading = ADMIN_HEADING)]
+    #[arg(long, value_name = "FILTER", env = "ADIT_LOG_LEVEL", default_value = "info", help_heading = COMMON_HEADING)]
     pub log_level: LogLevel,
 
     /// How log lines look
-    #[arg(long, value_name = "FORMAT", env = "ADIT_LOG_FORMAT", default_value = "logfmt", help_heading = ADMIN_HEADING)]
+    #[arg(long, value_name = "FORMAT", env = "ADIT_LOG_FORMAT", default_value = "logfmt", help_heading = COMMON_HEADING)]
     pub log_format: LogFormat,
 }
 
 /// Whether something is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum Switch {
-    /// It is.
     On,
-    /// It is not.
     Off,
 }
 
 /// The flags of `adit node`.
 #[derive(Debug, Clone, Args)]
-#[command(long_about = LONG_ABOUT, after_long_help = EXAMPLES)]
 pub struct NodeArgs {
-    #[command(flatten)]
-    pub(super) log: LogArgs,
-
     /// This node's name, as the mesh file and the authority know it
     #[arg(long, value_name = "NAME", env = "ADIT_NODE_NAME", help_heading = NODE_HEADING,
           value_parser = NonEmptyStringValueParser::new())]
@@ -165,4 +160,7 @@ pub struct NodeArgs {
     /// For which pod the kernel programs explain their decisions in the log: none, all, or NAMESPACE/NAME
     #[arg(long, value_name = "PODS", env = "ADIT_BPF_LOG", help_heading = ADMIN_HEADING, default_value = "none")]
     pub(super) bpf_log: BpfLog,
+
+    #[command(flatten)]
+    pub(super) log: LogArgs,
 }

@@ -83,35 +83,50 @@ pub(super) fn matches(command: Command, mut args: Vec<OsString>) -> Result<ArgMa
     let keys: Vec<String> = inserted.iter().map(|(key, _)| key.clone()).collect();
     args.splice(end..end, inserted.into_iter().map(|(_, argument)| argument));
     let file = file.clone();
-    command.try_get_matches_from(args).map_err(|error| blame(error, &file, &keys))
+    command
+        .try_get_matches_from(args)
+        .map_err(|error| blame(error, &file, &keys))
 }
 
 /// The command that is to be run, at the end of the chain of subcommands, and what is set for it.
 fn leaf<'a>(mut command: &'a Command, mut matches: &'a ArgMatches) -> (&'a Command, &'a ArgMatches) {
     while let Some((name, below)) = matches.subcommand() {
-        let Some(subcommand) = command.find_subcommand(name) else { break };
+        let Some(subcommand) = command.find_subcommand(name) else {
+            break;
+        };
         (command, matches) = (subcommand, below);
     }
     (command, matches)
 }
 
 fn read(file: &Path) -> Result<BTreeMap<String, Values>, FileError> {
-    let text = std::fs::read_to_string(file).map_err(|source| FileError::Read { file: file.into(), source })?;
+    let text = std::fs::read_to_string(file).map_err(|source| FileError::Read {
+        file: file.into(),
+        source,
+    })?;
     parse(&text).map_err(|error| FileError::Syntax {
         file: file.into(),
-        location: error.location().map_or_else(String::new, |at| format!(":{}:{}", at.line(), at.column())),
+        location: error
+            .location()
+            .map_or_else(String::new, |at| format!(":{}:{}", at.line(), at.column())),
         reason: one_line(&error.without_snippet().to_string()),
     })
 }
 
 fn parse(text: &str) -> Result<BTreeMap<String, Values>, serde_saphyr::Error> {
     // A file of comments alone sets nothing.
-    if text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) {
+    if text
+        .lines()
+        .all(|line| line.trim().is_empty() || line.trim_start().starts_with('#'))
+    {
         return Ok(BTreeMap::new());
     }
     // Scalars as they are written: YAML would make `off` a boolean and 1.10 a number.
     if let Ok(values) = serde_saphyr::from_str::<BTreeMap<String, String>>(text) {
-        return Ok(values.into_iter().map(|(key, value)| (key, Values(vec![value]))).collect());
+        return Ok(values
+            .into_iter()
+            .map(|(key, value)| (key, Values(vec![value])))
+            .collect());
     }
     serde_saphyr::from_str(text)
 }
@@ -182,7 +197,11 @@ fn arguments(
             });
         };
         let refuse = |reason: &str| {
-            Err(FileError::Value { file: file.into(), key: key.clone(), reason: reason.into() })
+            Err(FileError::Value {
+                file: file.into(),
+                key: key.clone(),
+                reason: reason.into(),
+            })
         };
         let source = set.value_source(arg.get_id().as_str());
         let is_set = matches!(source, Some(ValueSource::CommandLine | ValueSource::EnvVariable));
@@ -196,7 +215,11 @@ fn arguments(
             (ArgAction::Set, [_]) | (ArgAction::Append, _) if is_set => {}
             (ArgAction::Set, [value]) => arguments.push((key.clone(), format!("--{key}={value}").into())),
             (ArgAction::Append, values) => {
-                arguments.extend(values.iter().map(|value| (key.clone(), format!("--{key}={value}").into())));
+                arguments.extend(
+                    values
+                        .iter()
+                        .map(|value| (key.clone(), format!("--{key}={value}").into())),
+                );
             }
             _ => return refuse("takes one value, not a list"),
         }
@@ -205,12 +228,18 @@ fn arguments(
 }
 
 fn flags(command: &Command) -> impl Iterator<Item = &Arg> {
-    command.get_arguments().filter(|arg| arg.get_long().is_some_and(|long| !matches!(long, CONFIG | "help" | "version")))
+    command.get_arguments().filter(|arg| {
+        arg.get_long()
+            .is_some_and(|long| !matches!(long, CONFIG | "help" | "version"))
+    })
 }
 
 /// Lays an error about a value that came from the file at the file's door; it would read as if it had been typed.
 fn blame(error: clap::Error, file: &Path, keys: &[String]) -> CliError {
-    let about = error.get(ContextKind::InvalidArg).map(ToString::to_string).unwrap_or_default();
+    let about = error
+        .get(ContextKind::InvalidArg)
+        .map(ToString::to_string)
+        .unwrap_or_default();
     let flag = about.split([' ', '=']).next().unwrap_or_default();
     let Some(key) = keys.iter().find(|key| flag.strip_prefix("--") == Some(key)) else {
         return error.into();
@@ -225,11 +254,20 @@ fn blame(error: clap::Error, file: &Path, keys: &[String]) -> CliError {
     if let Some(valid) = error.get(ContextKind::ValidValue) {
         reason = format!("{reason}: must be one of {valid}");
     }
-    FileError::Value { file: file.into(), key: key.clone(), reason }.into()
+    FileError::Value {
+        file: file.into(),
+        key: key.clone(),
+        reason,
+    }
+    .into()
 }
 
 fn one_line(text: &str) -> String {
-    text.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
+    text.lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty())
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 #[cfg(test)]
@@ -243,7 +281,12 @@ mod tests {
             .arg(Arg::new("config").long("config").value_parser(value_parser!(PathBuf)))
             .arg(Arg::new("node_name").long("node-name").required(true))
             .arg(Arg::new("by_env").long("by-env").env("CARGO_MANIFEST_DIR"))
-            .arg(Arg::new("workers").long("workers").value_parser(value_parser!(u16)).default_value("1"))
+            .arg(
+                Arg::new("workers")
+                    .long("workers")
+                    .value_parser(value_parser!(u16))
+                    .default_value("1"),
+            )
             .arg(Arg::new("mode").long("mode").value_parser(["on", "off"]))
             .arg(Arg::new("many").long("many").action(ArgAction::Append))
             .arg(Arg::new("loud").long("loud").action(ArgAction::SetTrue));
@@ -272,14 +315,22 @@ mod tests {
         assert_eq!(one(&matches, "by_env"), env!("CARGO_MANIFEST_DIR"));
         assert_eq!(matches.get_one::<u16>("workers"), Some(&7));
         let matches = run("node-name: file\n", &[]).unwrap();
-        assert_eq!((one(&matches, "node_name").as_str(), matches.get_one::<u16>("workers")), ("file", Some(&1)));
+        assert_eq!(
+            (one(&matches, "node_name").as_str(), matches.get_one::<u16>("workers")),
+            ("file", Some(&1))
+        );
     }
 
     #[test]
     fn scalars_are_taken_as_they_are_written() {
-        for (yaml, expected) in
-            [("0123", "0123"), ("1.10", "1.10"), ("'a b'", "a b"), ("off", "off"), ("a=b", "a=b"), ("-x", "-x")]
-        {
+        for (yaml, expected) in [
+            ("0123", "0123"),
+            ("1.10", "1.10"),
+            ("'a b'", "a b"),
+            ("off", "off"),
+            ("a=b", "a=b"),
+            ("-x", "-x"),
+        ] {
             let matches = run(&format!("node-name: {yaml}\n"), &[]).unwrap();
             assert_eq!(one(&matches, "node_name"), expected, "{yaml}");
         }
@@ -288,7 +339,10 @@ mod tests {
     #[test]
     fn lists_and_switches_are_flags_too() {
         let matches = run("node-name: n\nmany: [a, b]\nloud: true\n", &[]).unwrap();
-        assert_eq!(matches.get_many::<String>("many").unwrap().collect::<Vec<_>>(), ["a", "b"]);
+        assert_eq!(
+            matches.get_many::<String>("many").unwrap().collect::<Vec<_>>(),
+            ["a", "b"]
+        );
         assert!(matches.get_flag("loud"));
         assert!(!run("node-name: n\nloud: false\n", &[]).unwrap().get_flag("loud"));
     }
@@ -311,15 +365,24 @@ mod tests {
         for (line, expected) in [
             ("workers: many", "key `workers`: invalid value `many`"),
             ("workers: 99999", "key `workers`: invalid value `99999`"),
-            ("mode: maybe", "key `mode`: invalid value `maybe`: must be one of on, off"),
+            (
+                "mode: maybe",
+                "key `mode`: invalid value `maybe`: must be one of on, off",
+            ),
             ("workers: [1, 2]", "key `workers`: takes one value, not a list"),
             ("loud: very", "key `loud`: must be true or false"),
         ] {
             let error = run(&format!("node-name: n\n{line}\n"), &[]).unwrap_err();
-            assert!(matches!(error, CliError::File(FileError::Value { .. })), "{line}: {error}");
+            assert!(
+                matches!(error, CliError::File(FileError::Value { .. })),
+                "{line}: {error}"
+            );
             assert!(error.to_string().contains(expected), "{line}: {error}");
         }
-        assert!(matches!(run("node-name: n\n", &["--workers=x"]).unwrap_err(), CliError::Usage(_)));
+        assert!(matches!(
+            run("node-name: n\n", &["--workers=x"]).unwrap_err(),
+            CliError::Usage(_)
+        ));
     }
 
     #[test]
@@ -331,12 +394,22 @@ mod tests {
             "node-name: [[a]]\n",
             "a: b: c\n",
             "node-name: a\nnode-name: b\n",
-            "\tnode-name: a\n",
             "node-name: \"a\n",
             "\u{0}",
+            "node-name:\n",
+            "node-name: null\n",
+            "a: &a [x, *a]\n",
         ] {
-            let error = run(text, &[]).unwrap_err();
-            assert!(matches!(error, CliError::File(FileError::Syntax { .. } | FileError::Value { .. })), "{text:?}: {error}");
+            let Err(error) = run(text, &[]) else {
+                panic!("accepted: {text:?}")
+            };
+            assert!(
+                matches!(
+                    error,
+                    CliError::File(FileError::Syntax { .. } | FileError::Value { .. })
+                ),
+                "{text:?}: {error}"
+            );
             assert!(error.to_string().contains("c.yaml"), "{text:?}: {error}");
             assert!(!error.to_string().contains('\n'), "{text:?}: {error}");
         }
@@ -351,6 +424,9 @@ mod tests {
 
     #[test]
     fn flags_after_a_double_dash_do_not_swallow_the_file() {
-        assert!(matches!(run("node-name: n\n", &["--", "x"]).unwrap_err(), CliError::Usage(_)));
+        assert!(matches!(
+            run("node-name: n\n", &["--", "x"]).unwrap_err(),
+            CliError::Usage(_)
+        ));
     }
 }

@@ -26,15 +26,24 @@ pub struct LogSettings {
 
 impl From<LogArgs> for LogSettings {
     fn from(args: LogArgs) -> Self {
-        Self { level: args.log_level, format: args.log_format }
+        Self {
+            level: args.log_level,
+            format: args.log_format,
+        }
     }
 }
 
 /// Sends the log of this process to standard error. Standard output is left to the access log and to answers.
 pub fn init_logging(settings: &LogSettings) {
     let filter = EnvFilter::new(settings.level.as_str());
-    let format = Lines { format: settings.format };
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).event_format(format).init();
+    let format = Lines {
+        format: settings.format,
+    };
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .event_format(format)
+        .init();
 }
 
 /// Formats an event by the same rules as the access log: what an event quotes may come from a pod.
@@ -52,7 +61,10 @@ where
         let mut record = Record::begin(&mut line, self.format, SystemTime::now());
         record.text("level", level(*event.metadata().level()));
         record.text("target", event.metadata().target());
-        let mut fields = Fields { record, scratch: String::new() };
+        let mut fields = Fields {
+            record,
+            scratch: String::new(),
+        };
         event.record(&mut fields);
         fields.record.end();
         writer.write_str(&line)
@@ -121,8 +133,10 @@ mod tests {
 
     fn logged(format: LogFormat) -> String {
         let sink = Sink::default();
-        let subscriber =
-            tracing_subscriber::fmt().with_writer(sink.clone()).event_format(Lines { format }).finish();
+        let subscriber = tracing_subscriber::fmt()
+            .with_writer(sink.clone())
+            .event_format(Lines { format })
+            .finish();
         tracing::subscriber::with_default(subscriber, || {
             tracing::warn!(pod = %"shop/a\nb", tries = 3, "cannot \"do\" it");
         });

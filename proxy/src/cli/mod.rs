@@ -69,7 +69,12 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, Cli
 
 /// What `adit version` prints.
 pub fn version() -> String {
-    format!("adit {} ({} {})", env!("CARGO_PKG_VERSION"), std::env::consts::OS, std::env::consts::ARCH)
+    format!(
+        "adit {} ({} {})",
+        env!("CARGO_PKG_VERSION"),
+        std::env::consts::OS,
+        std::env::consts::ARCH
+    )
 }
 
 /// An error and its causes on one line. A cause that the line already tells is left out.
@@ -108,7 +113,7 @@ const EXAMPLES: &str = "\
 Examples:
   adit ca --help
   adit node --node-name worker-1 --mesh-file /etc/adit/mesh.yaml \\
-      --ca-address https://ca.example:15012 --ca-root /etc/adit/ca-root.pem --ca-token /etc/adit/token
+      --ca-address https://ca.example:15012 --ca-root /etc/adit/ca-root.pem
   adit node --config /etc/adit/node.yaml --log-level debug";
 
 #[derive(Debug, Parser)]
@@ -119,7 +124,6 @@ Examples:
     long_about = LONG_ABOUT,
     after_help = EXAMPLES,
     arg_required_else_help = true,
-    infer_subcommands = false,
     max_term_width = 110
 )]
 struct Adit {
@@ -130,6 +134,7 @@ struct Adit {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run the proxy of this node
+    #[command(long_about = args::LONG_ABOUT, after_long_help = args::EXAMPLES)]
     Node(Box<NodeArgs>),
     /// Run the embedded certificate authority, or make a node's token
     Ca(Box<CaArgs>),
@@ -161,12 +166,16 @@ mod tests {
 
     #[test]
     fn a_node_needs_a_name_a_mesh_and_an_authority_only() {
-        let Ok(Invocation::Node(settings)) = parse(command_line(NODE)) else { panic!("not a node") };
+        let Ok(Invocation::Node(settings)) = parse(command_line(NODE)) else {
+            panic!("not a node")
+        };
         assert_eq!(settings.node_name, "n1");
         assert_eq!(settings.admin.to_string(), "127.0.0.1:15000");
         assert_eq!(settings.drain_deadline, std::time::Duration::from_secs(5));
         assert!(settings.workers >= 1);
-        let Err(CliError::Usage(error)) = parse(command_line(&NODE[..2])) else { panic!("accepted") };
+        let Err(CliError::Usage(error)) = parse(command_line(&NODE[..2])) else {
+            panic!("accepted")
+        };
         for flag in ["--node-name", "--mesh-file", "--ca-address", "--ca-root"] {
             assert!(error.to_string().contains(flag), "{flag} is not named in: {error}");
         }
@@ -195,7 +204,9 @@ mod tests {
         std::fs::write(&file, text).unwrap();
         let mut args = command_line(&["adit", "node", "--workers", "2", "--config"]);
         args.push(file.into());
-        let Invocation::Node(settings) = parse(args).unwrap() else { panic!("not a node") };
+        let Invocation::Node(settings) = parse(args).unwrap() else {
+            panic!("not a node")
+        };
         assert_eq!((settings.node_name.as_str(), settings.workers), ("from-file", 2));
         assert_eq!(settings.drain_deadline, std::time::Duration::from_secs(120));
         assert_eq!(settings.access_log, None);
@@ -205,7 +216,10 @@ mod tests {
     fn an_error_and_its_causes_are_one_line() {
         let error = parse(command_line(&["adit", "node", "--config", "/nonexistent/adit.yaml"])).unwrap_err();
         let line = chain(&error);
-        assert!(line.starts_with("cannot read the configuration file /nonexistent/adit.yaml: caused by: No such"), "{line}");
+        assert!(
+            line.starts_with("cannot read the configuration file /nonexistent/adit.yaml: caused by: No such"),
+            "{line}"
+        );
     }
 
     /// The documentation names every flag of every command, and no flag that does not exist.
@@ -217,20 +231,37 @@ mod tests {
         let node = command.find_subcommand("node").unwrap();
         for arg in node.get_arguments() {
             let Some(long) = arg.get_long() else { continue };
-            let env = arg.get_env().unwrap_or_else(|| panic!("--{long} has no environment variable"));
-            assert_eq!(env.to_str().unwrap(), format!("ADIT_{}", long.to_uppercase().replace('-', "_")));
+            let env = arg
+                .get_env()
+                .unwrap_or_else(|| panic!("--{long} has no environment variable"));
+            assert_eq!(
+                env.to_str().unwrap(),
+                format!("ADIT_{}", long.to_uppercase().replace('-', "_"))
+            );
             assert!(arg.get_help_heading().is_some(), "--{long} stands under no heading");
-            assert!(DOC.contains(&format!("| `--{long}` |")), "docs/configuration.md lacks --{long}");
+            assert!(
+                DOC.contains(&format!("| `--{long}` |")),
+                "docs/configuration.md lacks --{long}"
+            );
             for default in arg.get_default_values() {
-                let row = DOC.lines().find(|line| line.starts_with(&format!("| `--{long}` |"))).unwrap();
+                let row = DOC
+                    .lines()
+                    .find(|line| line.starts_with(&format!("| `--{long}` |")))
+                    .unwrap();
                 let default = default.to_str().unwrap();
-                assert!(row.contains(&format!("| `{default}` |")), "the default of --{long} is {default}: {row}");
+                assert!(
+                    row.contains(&format!("| `{default}` |")),
+                    "the default of --{long} is {default}: {row}"
+                );
             }
             known.push(format!("--{long}"));
         }
         for row in DOC.lines().filter(|line| line.starts_with("| `--")) {
             let flag = row.split('`').nth(1).unwrap();
-            assert!(known.iter().any(|known| known == flag), "docs/configuration.md has {flag}, which does not exist");
+            assert!(
+                known.iter().any(|known| known == flag),
+                "docs/configuration.md has {flag}, which does not exist"
+            );
         }
     }
 }

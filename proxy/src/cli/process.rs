@@ -15,7 +15,10 @@ pub struct Hardening {
 
 /// Raises the soft limit of open files to the hard limit, and keeps keys out of core dumps and from debuggers.
 pub fn prepare_process() -> Hardening {
-    Hardening { open_files: raise_open_files(), undumpable: prctl::set_dumpable(false) }
+    Hardening {
+        open_files: raise_open_files(),
+        undumpable: prctl::set_dumpable(false),
+    }
 }
 
 fn raise_open_files() -> Result<u64, Errno> {

@@ -102,7 +102,10 @@ impl TryFrom<NodeArgs> for NodeSettings {
             .connection_window
             .unwrap_or_else(|| args.stream_window.saturating_mul(args.max_streams).min(MAX_WINDOW));
         if connection_window < args.stream_window {
-            return Err(SettingsError::Windows { connection: connection_window, stream: args.stream_window });
+            return Err(SettingsError::Windows {
+                connection: connection_window,
+                stream: args.stream_window,
+            });
         }
         let log_format = args.log.log_format;
         Ok(Self {
@@ -166,7 +169,10 @@ mod tests {
             args.push("--ca-address=https://ca:15012");
         }
         args.extend(more);
-        Node::from_arg_matches(&Node::command().get_matches_from(args)).unwrap().args.try_into()
+        Node::from_arg_matches(&Node::command().get_matches_from(args))
+            .unwrap()
+            .args
+            .try_into()
     }
 
     #[test]
@@ -177,7 +183,10 @@ mod tests {
 
     #[test]
     fn a_tunnels_window_is_never_above_the_protocols_limit() {
-        assert_eq!(settings(&["--stream-window=1GiB"]).unwrap().connection_window, MAX_WINDOW);
+        assert_eq!(
+            settings(&["--stream-window=1GiB"]).unwrap().connection_window,
+            MAX_WINDOW
+        );
     }
 
     #[test]
@@ -187,10 +196,19 @@ mod tests {
             (&["--admin=192.0.2.1:15000"][..], SettingsError::AdminNotLoopback(admin)),
             (
                 &["--stream-window=2MiB", "--connection-window=1MiB"],
-                SettingsError::Windows { connection: 1 << 20, stream: 2 << 20 },
+                SettingsError::Windows {
+                    connection: 1 << 20,
+                    stream: 2 << 20,
+                },
             ),
-            (&["--ca-address=http://ca:1"], SettingsError::CaAddress("http://ca:1".into())),
-            (&["--ca-address=https://ca"], SettingsError::CaAddress("https://ca".into())),
+            (
+                &["--ca-address=http://ca:1"],
+                SettingsError::CaAddress("http://ca:1".into()),
+            ),
+            (
+                &["--ca-address=https://ca"],
+                SettingsError::CaAddress("https://ca".into()),
+            ),
             (&["--ca-address=ca:15012"], SettingsError::CaAddress("ca:15012".into())),
         ] {
             assert_eq!(settings(args).unwrap_err(), reason, "{args:?}");
@@ -200,7 +218,10 @@ mod tests {
     #[test]
     fn the_access_log_follows_the_logs_form() {
         assert_eq!(settings(&[]).unwrap().access_log, Some(LogFormat::Logfmt));
-        assert_eq!(settings(&["--log-format=json"]).unwrap().access_log, Some(LogFormat::Json));
+        assert_eq!(
+            settings(&["--log-format=json"]).unwrap().access_log,
+            Some(LogFormat::Json)
+        );
         assert_eq!(settings(&["--access-log=off"]).unwrap().access_log, None);
     }
 }

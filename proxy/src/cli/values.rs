@@ -48,7 +48,13 @@ pub fn parse_duration(text: &str) -> Result<Duration, ValueError> {
 
 /// [`parse_duration`], for what cannot be zero.
 pub(super) fn parse_positive_duration(text: &str) -> Result<Duration, ValueError> {
-    parse_duration(text).and_then(|duration| if duration.is_zero() { Err(ValueError::Zero) } else { Ok(duration) })
+    parse_duration(text).and_then(|duration| {
+        if duration.is_zero() {
+            Err(ValueError::Zero)
+        } else {
+            Ok(duration)
+        }
+    })
 }
 
 /// Parses a window size: bytes, or `64KiB`, `4MiB`, `1GiB`.
@@ -64,7 +70,10 @@ pub fn parse_bytes(text: &str) -> Result<u32, ValueError> {
         "GiB" => 30,
         _ => return Err(ValueError::Bytes),
     };
-    let bytes = number.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift));
+    let bytes = number
+        .parse::<u64>()
+        .ok()
+        .and_then(|number| number.checked_mul(1 << shift));
     match bytes {
         Some(bytes @ 65_535..=0x7fff_ffff) => Ok(bytes as u32),
         _ => Err(ValueError::Bytes),
@@ -107,7 +116,10 @@ impl FromStr for BpfLog {
             "all" => Ok(Self::All),
             _ => match text.split_once('/') {
                 Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() && !name.contains('/') => {
-                    Ok(Self::Pod(PodName { namespace: namespace.into(), name: name.into() }))
+                    Ok(Self::Pod(PodName {
+                        namespace: namespace.into(),
+                        name: name.into(),
+                    }))
                 }
                 _ => Err(ValueError::Pods),
             },
@@ -187,7 +199,12 @@ mod tests {
 
     #[test]
     fn pods_to_explain_are_none_all_or_one() {
-        let pod = |namespace: &str, name: &str| BpfLog::Pod(PodName { namespace: namespace.into(), name: name.into() });
+        let pod = |namespace: &str, name: &str| {
+            BpfLog::Pod(PodName {
+                namespace: namespace.into(),
+                name: name.into(),
+            })
+        };
         for (text, expected) in [
             ("none", Ok(BpfLog::None)),
             ("all", Ok(BpfLog::All)),

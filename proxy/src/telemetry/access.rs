@@ -50,9 +50,15 @@ pub fn dry_run_line(format: LogFormat, time: SystemTime, connection: &Connection
 fn parties(record: &mut Record<'_>, connection: &Connection) {
     record.text("reporter", reporter_name(connection.reporter));
     record.text("path", connection.path.as_str());
-    let Connection { source, destination, .. } = connection;
+    let Connection {
+        source, destination, ..
+    } = connection;
     peer(record, ["source.addr", "source.workload", "source.identity"], source);
-    peer(record, ["destination.addr", "destination.workload", "destination.identity"], destination);
+    peer(
+        record,
+        ["destination.addr", "destination.workload", "destination.identity"],
+        destination,
+    );
     if let Some(service) = &connection.service {
         record.value("service", &Named(&service.namespace, &service.name));
     }
@@ -122,12 +128,19 @@ mod tests {
     #[test]
     fn a_line_has_all_that_is_known_in_a_fixed_order() {
         let mut connection = connection(7);
-        connection.author = Some(Author { pid: 42, command: "curl".into(), cgroup: 99 });
+        connection.author = Some(Author {
+            pid: 42,
+            command: "curl".into(),
+            cgroup: 99,
+        });
         connection.tunnel = Some("192.0.2.9:15008".parse().unwrap());
         connection.certificate_serial = Some("0a1b".into());
         connection.sent = 10.into();
         connection.received = 20.into();
-        let end = End { duration: Duration::from_micros(1500), ..end(Party::Source, Phase::Relay, How::Fin) };
+        let end = End {
+            duration: Duration::from_micros(1500),
+            ..end(Party::Source, Phase::Relay, How::Fin)
+        };
         let line = access_line(LogFormat::Logfmt, UNIX_EPOCH, &connection, &end);
         assert_eq!(
             line,
@@ -151,7 +164,10 @@ mod tests {
         let mut connection = connection(7);
         connection.reporter = Reporter::Destination;
         connection.path = Path::Plain;
-        connection.source = Peer { addr: connection.source.addr, ..Peer::default() };
+        connection.source = Peer {
+            addr: connection.source.addr,
+            ..Peer::default()
+        };
         connection.destination = Peer::default();
         connection.service = None;
         let end = end(Party::Proxy, Phase::Decide, How::Policy("deny: a/b rule 2".into()));
@@ -167,7 +183,11 @@ mod tests {
     fn a_hostile_command_name_or_reason_stays_in_its_place() {
         let evil = "x\" how=fin\ntime=1970-01-01T00:00:00.000Z access \u{1b}]0;\u{7}";
         let mut connection = connection(7);
-        connection.author = Some(Author { pid: 1, command: evil.into(), cgroup: 1 });
+        connection.author = Some(Author {
+            pid: 1,
+            command: evil.into(),
+            cgroup: 1,
+        });
         let end = end(Party::Destination, Phase::Connect, How::Refused(evil.into()));
         let line = access_line(LogFormat::Logfmt, UNIX_EPOCH, &connection, &end);
         assert_eq!(line.matches('\n').count(), 1);
@@ -183,7 +203,13 @@ mod tests {
     #[test]
     fn a_dry_run_names_the_rule() {
         let line = dry_run_line(LogFormat::Logfmt, UNIX_EPOCH, &connection(7), "deny: a/b rule 1");
-        assert!(line.starts_with("time=1970-01-01T00:00:00.000Z dry-run reporter=source "), "{line}");
-        assert!(line.ends_with(" service=pay/bank detail=\"deny: a/b rule 1\"\n"), "{line}");
+        assert!(
+            line.starts_with("time=1970-01-01T00:00:00.000Z dry-run reporter=source "),
+            "{line}"
+        );
+        assert!(
+            line.ends_with(" service=pay/bank detail=\"deny: a/b rule 1\"\n"),
+            "{line}"
+        );
     }
 }

@@ -98,7 +98,11 @@ mod tests {
             (By::Proxy, At::Relay, How::Drain, Flag::Drain),
             (By::Proxy, At::Relay, How::Timeout, Flag::Error),
         ] {
-            assert_eq!(ResponseFlag::of(&end(by, phase, how.clone())), flag, "{by:?} {phase:?} {how:?}");
+            assert_eq!(
+                ResponseFlag::of(&end(by, phase, how.clone())),
+                flag,
+                "{by:?} {phase:?} {how:?}"
+            );
         }
     }
 

@@ -71,7 +71,11 @@ impl<'a> Record<'a> {
     /// A duration in milliseconds, to the microsecond.
     pub fn milliseconds(&mut self, key: &str, value: Duration) {
         self.key(key, false);
-        self.push(format_args!("{}.{:03}", value.as_millis(), value.subsec_micros() % 1000));
+        self.push(format_args!(
+            "{}.{:03}",
+            value.as_millis(),
+            value.subsec_micros() % 1000
+        ));
     }
 
     /// Ends the line, with its newline.
@@ -85,7 +89,10 @@ impl<'a> Record<'a> {
     fn write(&mut self, key: &str, first: bool, value: &dyn Display) {
         self.key(key, first);
         let start = self.line.len();
-        let mut escaped = Escaped { line: self.line, quote: self.format == LogFormat::Json };
+        let mut escaped = Escaped {
+            line: self.line,
+            quote: self.format == LogFormat::Json,
+        };
         // Neither the string nor any of the values displayed here fails.
         let _ = write!(escaped, "{value}");
         if escaped.quote || self.line.len() == start {
@@ -128,6 +135,14 @@ struct Escaped<'a> {
 
 impl Write for Escaped<'_> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
+        // Nearly every value: printable ASCII that means nothing to either form.
+        if text
+            .bytes()
+            .all(|b| b.is_ascii_graphic() && !matches!(b, b'"' | b'\\' | b'='))
+        {
+            self.line.push_str(text);
+            return Ok(());
+        }
         let mut plain = 0;
         for (at, c) in text.char_indices() {
             if c == ' ' || c == '=' {
@@ -173,7 +188,10 @@ impl Display for Rfc3339 {
         let (year, month, day) = (t.year(), u8::from(t.month()), t.day());
         let (hour, minute, second) = (t.hour(), t.minute(), t.second());
         let millis = since.subsec_millis();
-        write!(f, "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{millis:03}Z")
+        write!(
+            f,
+            "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{millis:03}Z"
+        )
     }
 }
 
@@ -206,7 +224,10 @@ mod tests {
             ("\0\u{7f}\u{9b}", "\"\\u0000\\u007f\\u009b\""),
             ("a\u{202e}b\u{2028}c", "\"a\\u202eb\\u2028c\""),
         ] {
-            assert_eq!(line(LogFormat::Logfmt, value), format!("time=1970-01-01T00:00:00.000Z key={expected}\n"));
+            assert_eq!(
+                line(LogFormat::Logfmt, value),
+                format!("time=1970-01-01T00:00:00.000Z key={expected}\n")
+            );
         }
     }
 
@@ -225,7 +246,10 @@ mod tests {
         let at = |ms| Rfc3339(UNIX_EPOCH + Duration::from_millis(ms)).to_string();
         assert_eq!(at(0), "1970-01-01T00:00:00.000Z");
         assert_eq!(at(951_827_696_789), "2000-02-29T12:34:56.789Z");
-        assert_eq!(Rfc3339(UNIX_EPOCH - Duration::from_secs(1)).to_string(), "1970-01-01T00:00:00.000Z");
+        assert_eq!(
+            Rfc3339(UNIX_EPOCH - Duration::from_secs(1)).to_string(),
+            "1970-01-01T00:00:00.000Z"
+        );
     }
 
     #[test]

@@ -21,8 +21,12 @@ pub(super) struct Live {
 impl Live {
     fn count_bytes(&mut self) {
         let (sent, received) = self.connection.bytes();
-        self.series.sent.fetch_add(sent.saturating_sub(self.counted.0), Ordering::Relaxed);
-        self.series.received.fetch_add(received.saturating_sub(self.counted.1), Ordering::Relaxed);
+        self.series
+            .sent
+            .fetch_add(sent.saturating_sub(self.counted.0), Ordering::Relaxed);
+        self.series
+            .received
+            .fetch_add(received.saturating_sub(self.counted.1), Ordering::Relaxed);
         self.counted = (sent, received);
     }
 
@@ -44,7 +48,14 @@ pub(super) struct LiveTable {
 impl LiveTable {
     pub(super) fn insert(&self, connection: Arc<Connection>, series: Arc<Series>) {
         let id = connection.id;
-        self.shard(id).insert(id, Live { connection, series, counted: (0, 0) });
+        self.shard(id).insert(
+            id,
+            Live {
+                connection,
+                series,
+                counted: (0, 0),
+            },
+        );
     }
 
     pub(super) fn remove(&self, id: u64) -> Option<Live> {
@@ -104,5 +115,33 @@ impl Hasher for SequenceHasher {
     fn write_u64(&mut self, id: u64) {
         // Fibonacci hashing: the table takes its control bits from the top, its index from the bottom.
         self.0 = (self.0 ^ id).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(26);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_open_connection_takes_40_bytes_of_the_table() {
+        assert!(size_of::<(u64, Live)>() <= 40);
+    }
+
+    #[test]
+    fn ids_in_sequence_spread_over_both_ends_of_the_hash() {
+        let hash = |id: u64| {
+            let mut hasher = SequenceHasher::default();
+            hasher.write_u64(id);
+            hasher.finish()
+        };
+        // As in one shard: every sixteenth id.
+        let distinct = |bits: fn(u64) -> u64| {
+            (0..1024)
+                .map(|n| bits(hash(n * SHARDS as u64)))
+                .collect::<std::collections::HashSet<_>>()
+                .len()
+        };
+        assert!(distinct(|hash| hash >> 57) > 100);
+        assert!(distinct(|hash| hash & 1023) > 500);
     }
 }

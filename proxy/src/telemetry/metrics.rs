@@ -19,7 +19,9 @@ use super::series::{LabelSet, Series};
 use super::{Core, PATHS, REPORTERS, reporter_name};
 
 /// Seconds: from a handshake on one machine to one that is near its deadline.
-const HANDSHAKE_BUCKETS: [f64; 12] = [0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 2.5, 10.0];
+const HANDSHAKE_BUCKETS: [f64; 12] = [
+    0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 2.5, 10.0,
+];
 
 pub(super) fn handshake_histogram() -> Histogram {
     Histogram::new(HANDSHAKE_BUCKETS)
@@ -50,35 +52,68 @@ impl Metrics {
         type PerFlag = fn(&Series) -> &[AtomicU64; ResponseFlag::ALL.len()];
         type Single = fn(&Series) -> &AtomicU64;
         let singles: [(&str, &str, Single); 3] = [
-            ("istio_tcp_connections_opened", "Connections established.", |series| &series.opened),
-            ("istio_tcp_sent_bytes", "Bytes from clients to servers, of open connections too.", |series| &series.sent),
-            ("istio_tcp_received_bytes", "Bytes from servers to clients, of open connections too.", |series| {
-                &series.received
+            ("istio_tcp_connections_opened", "Connections established.", |series| {
+                &series.opened
             }),
+            (
+                "istio_tcp_sent_bytes",
+                "Bytes from clients to servers, of open connections too.",
+                |series| &series.sent,
+            ),
+            (
+                "istio_tcp_received_bytes",
+                "Bytes from servers to clients, of open connections too.",
+                |series| &series.received,
+            ),
         ];
         for (name, help, counter) in singles {
-            page.counters(name, help, all.iter().map(|series| {
-                let value = counter(series).load(Ordering::Relaxed);
-                (self.labels(series, ResponseFlag::None), value)
-            }))?;
+            page.counters(
+                name,
+                help,
+                all.iter().map(|series| {
+                    let value = counter(series).load(Ordering::Relaxed);
+                    (self.labels(series, ResponseFlag::None), value)
+                }),
+            )?;
         }
         let per_flag: [(&str, &str, PerFlag); 2] = [
-            ("istio_tcp_connections_closed", "Established connections that have ended.", |series| &series.closed),
-            ("istio_tcp_connections_failed", "Connections refused or not established.", |series| &series.failed),
+            (
+                "istio_tcp_connections_closed",
+                "Established connections that have ended.",
+                |series| &series.closed,
+            ),
+            (
+                "istio_tcp_connections_failed",
+                "Connections refused or not established.",
+                |series| &series.failed,
+            ),
         ];
         for (name, help, counters) in per_flag {
-            page.counters(name, help, all.iter().flat_map(|series| {
-                ResponseFlag::ALL.into_iter().filter_map(|flag| {
-                    let value = counters(series)[flag as usize].load(Ordering::Relaxed);
-                    (value > 0).then(|| (self.labels(series, flag), value))
-                })
-            }))?;
+            page.counters(
+                name,
+                help,
+                all.iter().flat_map(|series| {
+                    ResponseFlag::ALL.into_iter().filter_map(|flag| {
+                        let value = counters(series)[flag as usize].load(Ordering::Relaxed);
+                        (value > 0).then(|| (self.labels(series, flag), value))
+                    })
+                }),
+            )?;
         }
-        let open = REPORTERS.into_iter().flat_map(|reporter| PATHS.map(|path| (reporter, path)));
-        page.gauges("adit_connections_open", "Connections open now.", open.map(|(reporter, path)| {
-            let value = self.0.open[reporter as usize][path as usize].load(Ordering::Relaxed);
-            ([("reporter", reporter_name(reporter)), ("path", path.as_str())], value as f64)
-        }))?;
+        let open = REPORTERS
+            .into_iter()
+            .flat_map(|reporter| PATHS.map(|path| (reporter, path)));
+        page.gauges(
+            "adit_connections_open",
+            "Connections open now.",
+            open.map(|(reporter, path)| {
+                let value = self.0.open[reporter as usize][path as usize].load(Ordering::Relaxed);
+                (
+                    [("reporter", reporter_name(reporter)), ("path", path.as_str())],
+                    value as f64,
+                )
+            }),
+        )?;
         page.counters(
             "adit_policy_dry_run_denials",
             "Connections that a policy in dry-run mode would have refused.",
@@ -88,11 +123,19 @@ impl Metrics {
             }),
         )?;
         let lost = self.0.log.as_ref().map_or(0, |log| log.lost());
-        page.counter("adit_access_log_lost", "Lines of the access log that could not be written.", lost)
+        page.counter(
+            "adit_access_log_lost",
+            "Lines of the access log that could not be written.",
+            lost,
+        )
     }
 
     fn labels<'a>(&'a self, series: &'a Series, flag: ResponseFlag) -> LabelSet<'a> {
-        LabelSet { labels: &series.labels, cluster: &self.0.cluster_id, flag }
+        LabelSet {
+            labels: &series.labels,
+            cluster: &self.0.cluster_id,
+            flag,
+        }
     }
 
     fn handshakes(&self, page: &mut Page<'_>) -> fmt::Result {
@@ -110,26 +153,45 @@ impl Metrics {
     }
 
     fn certificates(&self, page: &mut Page<'_>) -> fmt::Result {
-        let calls = self.0.certificates.ca_calls().into_iter().map(|(result, count)| ([("result", result)], count));
+        let calls = self
+            .0
+            .certificates
+            .ca_calls()
+            .into_iter()
+            .map(|(result, count)| ([("result", result)], count));
         page.counters("adit_ca_calls", "Requests to the certificate authority.", calls)?;
         let statuses = self.0.certificates.statuses();
         let of_state = |state| statuses.iter().filter(move |status| status.state == state);
-        page.gauges("adit_certificates", "Identities of this node.", CertificateState::ALL.map(|state| {
-            ([("state", state.as_str())], of_state(state).count() as f64)
-        }))?;
+        page.gauges(
+            "adit_certificates",
+            "Identities of this node.",
+            CertificateState::ALL.map(|state| ([("state", state.as_str())], of_state(state).count() as f64)),
+        )?;
         let now = SystemTime::now();
         let soonest = CertificateState::ALL.into_iter().filter_map(|state| {
             let not_after = of_state(state).filter_map(|status| status.not_after).min()?;
             Some(([("state", state.as_str())], seconds_between(now, not_after)))
         });
-        page.gauges("adit_certificate_expiry_seconds", "Seconds until the first certificate expires.", soonest)
+        page.gauges(
+            "adit_certificate_expiry_seconds",
+            "Seconds until the first certificate expires.",
+            soonest,
+        )
     }
 
     fn process(&self, page: &mut Page<'_>) -> fmt::Result {
-        page.gauges("adit_build_info", "The version that runs.", [([("version", env!("CARGO_PKG_VERSION"))], 1.0)])?;
+        page.gauges(
+            "adit_build_info",
+            "The version that runs.",
+            [([("version", env!("CARGO_PKG_VERSION"))], 1.0)],
+        )?;
         let figures = ProcessFigures::read();
         let start = seconds_between(UNIX_EPOCH, self.0.started);
-        page.gauge("process_start_time_seconds", "Start of the process, in seconds since 1970.", Some(start))?;
+        page.gauge(
+            "process_start_time_seconds",
+            "Start of the process, in seconds since 1970.",
+            Some(start),
+        )?;
         if let Some(seconds) = figures.cpu_seconds {
             let metric = page.0.encode_descriptor(
                 "process_cpu_seconds",
@@ -140,7 +202,11 @@ impl Metrics {
             ConstCounter::new(seconds).encode(metric)?;
         }
         for (name, help, value) in [
-            ("process_resident_memory_bytes", "Resident memory.", figures.resident_bytes),
+            (
+                "process_resident_memory_bytes",
+                "Resident memory.",
+                figures.resident_bytes,
+            ),
             ("process_threads", "Threads.", figures.threads),
             ("process_open_fds", "Open file descriptors.", figures.open_fds),
             ("process_max_fds", "File descriptors that may be open.", figures.max_fds),
@@ -153,7 +219,8 @@ impl Metrics {
 
 /// From one time to another, negative where that lies earlier.
 fn seconds_between(from: SystemTime, to: SystemTime) -> f64 {
-    to.duration_since(from).map_or_else(|error| -error.duration().as_secs_f64(), |time| time.as_secs_f64())
+    to.duration_since(from)
+        .map_or_else(|error| -error.duration().as_secs_f64(), |time| time.as_secs_f64())
 }
 
 struct Page<'a>(DescriptorEncoder<'a>);
@@ -197,4 +264,3 @@ impl Page<'_> {
         ConstGauge::new(value).encode(metric)
     }
 }
-

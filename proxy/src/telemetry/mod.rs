@@ -44,7 +44,11 @@ pub struct TelemetrySettings {
 
 impl Default for TelemetrySettings {
     fn default() -> Self {
-        Self { access_log: Some(LogFormat::Logfmt), cluster_id: "Kubernetes".into(), max_series: 8192 }
+        Self {
+            access_log: Some(LogFormat::Logfmt),
+            cluster_id: "Kubernetes".into(),
+            max_series: 8192,
+        }
     }
 }
 
@@ -91,7 +95,10 @@ impl Telemetry {
         certificates: Arc<dyn CertificateView>,
         output: Box<dyn Write + Send>,
     ) -> io::Result<Arc<Self>> {
-        let log = settings.access_log.map(|format| LineWriter::spawn(format, output)).transpose()?;
+        let log = settings
+            .access_log
+            .map(|format| LineWriter::spawn(format, output))
+            .transpose()?;
         let core = Arc::new(Core {
             cluster_id: settings.cluster_id,
             series: SeriesTable::new(settings.max_series),
@@ -128,7 +135,10 @@ impl Telemetry {
         let mut connections = self.core.live.connections();
         connections.sort_by_key(|connection| connection.id);
         let now = SystemTime::now();
-        connections.iter().map(|connection| access::live_json(connection, now)).collect()
+        connections
+            .iter()
+            .map(|connection| access::live_json(connection, now))
+            .collect()
     }
 
     /// How many connections are open now.
@@ -138,12 +148,17 @@ impl Telemetry {
 
     /// The certificates of this node's identities, without their keys.
     pub fn certificates(&self) -> serde_json::Value {
-        self.core.certificates.statuses().iter().map(CertificateStatus::to_json).collect()
+        self.core
+            .certificates
+            .statuses()
+            .iter()
+            .map(CertificateStatus::to_json)
+            .collect()
     }
 
     /// Drops the series of workloads that are no more. To be called when the mesh has changed, and every few minutes:
     /// a series stays for ten minutes after its workload, so that its last values are scraped.
-    pub fn forget_missing<'a>(&self, existing: impl IntoIterator<Item = &'a Workload>, now: Instant) {
+    pub fn forget_missing<'a>(&self, existing: impl IntoIterator<Item = &'a Arc<Workload>>, now: Instant) {
         self.core.series.forget_missing(existing, now);
     }
 

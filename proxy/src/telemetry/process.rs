@@ -19,7 +19,9 @@ impl ProcessFigures {
     pub(super) fn read() -> Self {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let field = |name: &str| {
-            let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+            let line = status
+                .lines()
+                .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
             line.split_whitespace().next()?.parse::<u64>().ok()
         };
         let usage = getrusage(UsageWho::RUSAGE_SELF).ok();
@@ -27,7 +29,9 @@ impl ProcessFigures {
             resident_bytes: field("VmRSS").map(|kib| kib * 1024),
             threads: field("Threads"),
             // Without the one that reads the folder.
-            open_fds: fs::read_dir("/proc/self/fd").ok().map(|fds| (fds.count() as u64).saturating_sub(1)),
+            open_fds: fs::read_dir("/proc/self/fd")
+                .ok()
+                .map(|fds| (fds.count() as u64).saturating_sub(1)),
             max_fds: getrlimit(Resource::RLIMIT_NOFILE).ok().map(|(soft, _)| soft),
             cpu_seconds: usage
                 .map(|usage| (usage.user_time() + usage.system_time()).num_microseconds() as f64 / 1_000_000.0),

@@ -106,7 +106,10 @@ struct Inner {
 
 impl SeriesTable {
     pub(super) fn new(max_series: usize) -> Self {
-        Self { inner: Mutex::default(), max_series }
+        Self {
+            inner: Mutex::default(),
+            max_series,
+        }
     }
 
     /// The series in which a connection is counted.
@@ -148,15 +151,24 @@ impl SeriesTable {
 
     /// Drops each series that names a workload which has been gone for the grace period and has no open connection.
     /// Also lets go of all records of earlier states of the mesh.
-    pub(super) fn forget_missing<'a>(&self, existing: impl IntoIterator<Item = &'a Workload>, now: Instant) {
-        let existing: HashSet<(&str, &str)> =
-            existing.into_iter().map(|workload| (&*workload.namespace, workload_name(workload))).collect();
+    pub(super) fn forget_missing<'a>(&self, existing: impl IntoIterator<Item = &'a Arc<Workload>>, now: Instant) {
+        let existing: HashSet<(&str, &str)> = existing
+            .into_iter()
+            .map(|workload| (&*workload.namespace, workload_name(workload)))
+            .collect();
         let mut inner = self.lock();
-        let Inner { routes, series, missing } = &mut *inner;
+        let Inner {
+            routes,
+            series,
+            missing,
+        } = &mut *inner;
         routes.clear();
         let mut still_missing = HashMap::new();
         series.retain(|labels, series| {
-            if labels.workloads().all(|workload| existing.contains(&(&*workload.namespace, &*workload.name))) {
+            if labels
+                .workloads()
+                .all(|workload| existing.contains(&(&*workload.namespace, &*workload.name)))
+            {
                 return true;
             }
             let since = missing.get(labels).copied().unwrap_or(now);
@@ -191,13 +203,20 @@ impl Series {
 
 impl RouteKey {
     fn of(connection: &Connection) -> Self {
-        let address = |peer: &Peer| peer.workload.as_ref().map_or(0, |workload| Arc::as_ptr(workload).addr());
+        let address = |peer: &Peer| {
+            peer.workload
+                .as_ref()
+                .map_or(0, |workload| Arc::as_ptr(workload).addr())
+        };
         Self {
             reporter: connection.reporter,
             path: connection.path,
             source: address(&connection.source),
             destination: address(&connection.destination),
-            service: connection.service.as_deref().map_or(0, |service| ptr::from_ref(service).addr()),
+            service: connection
+                .service
+                .as_deref()
+                .map_or(0, |service| ptr::from_ref(service).addr()),
             source_identity: connection.source.identity.clone(),
             destination_identity: connection.destination.identity.clone(),
         }
@@ -232,7 +251,12 @@ impl Labels {
             }),
             principal: None,
         };
-        Self { source: overflow(), destination: overflow(), service: None, ..self }
+        Self {
+            source: overflow(),
+            destination: overflow(),
+            service: None,
+            ..self
+        }
     }
 
     fn workloads(&self) -> impl Iterator<Item = &WorkloadLabels> {
@@ -250,10 +274,21 @@ impl PeerLabels {
             namespace: Arc::clone(&workload.namespace),
             canonical_service: workload.canonical_name().into(),
             canonical_revision: workload.canonical_revision().into(),
-            region: workload.labels.get("topology.kubernetes.io/region").map_or(UNKNOWN, String::as_str).into(),
-            zone: if workload.zone.is_empty() { UNKNOWN.into() } else { Arc::clone(&workload.zone) },
+            region: workload
+                .labels
+                .get("topology.kubernetes.io/region")
+                .map_or(UNKNOWN, String::as_str)
+                .into(),
+            zone: if workload.zone.is_empty() {
+                UNKNOWN.into()
+            } else {
+                Arc::clone(&workload.zone)
+            },
         });
-        Self { workload, principal: peer.identity.clone() }
+        Self {
+            workload,
+            principal: peer.identity.clone(),
+        }
     }
 }
 
@@ -265,7 +300,10 @@ pub fn workload_name(workload: &Workload) -> &str {
     let without_last = || name.rsplit_once('-').map_or(name, |(set, _)| set);
     if let Some(hash) = label("pod-template-hash") {
         // <deployment>-<hash>-<random>
-        return without_last().strip_suffix(hash).and_then(|set| set.strip_suffix('-')).unwrap_or(name);
+        return without_last()
+            .strip_suffix(hash)
+            .and_then(|set| set.strip_suffix('-'))
+            .unwrap_or(name);
     }
     if let Some(job) = label("batch.kubernetes.io/job-name").or_else(|| label("job-name")) {
         return job;
@@ -316,12 +354,28 @@ impl EncodeLabelSet for LabelSet<'_> {
         SOURCE.encode(&labels.source, self.cluster, &mut put)?;
         DESTINATION.encode(&labels.destination, self.cluster, &mut put)?;
         let service = labels.service.as_ref();
-        put("destination_service", service.map_or(UNKNOWN, |service| &service.hostname))?;
-        put("destination_service_name", service.map_or(UNKNOWN, |service| &service.name))?;
-        put("destination_service_namespace", service.map_or(UNKNOWN, |service| &service.namespace))?;
+        put(
+            "destination_service",
+            service.map_or(UNKNOWN, |service| &service.hostname),
+        )?;
+        put(
+            "destination_service_name",
+            service.map_or(UNKNOWN, |service| &service.name),
+        )?;
+        put(
+            "destination_service_namespace",
+            service.map_or(UNKNOWN, |service| &service.namespace),
+        )?;
         put("request_protocol", "tcp")?;
         put("response_flags", self.flag.as_str())?;
-        put("connection_security_policy", if labels.path == Path::Hbone { "mutual_tls" } else { "none" })?;
+        put(
+            "connection_security_policy",
+            if labels.path == Path::Hbone {
+                "mutual_tls"
+            } else {
+                "none"
+            },
+        )?;
         put("path", labels.path.as_str())
     }
 }
@@ -353,7 +407,10 @@ impl PeerKeys {
         put(self.canonical_service, service)?;
         put(self.canonical_revision, revision)?;
         put(self.namespace, known.map_or(UNKNOWN, |workload| &workload.namespace))?;
-        put(self.principal, peer.principal.as_ref().map_or(UNKNOWN, SpiffeId::as_str))?;
+        put(
+            self.principal,
+            peer.principal.as_ref().map_or(UNKNOWN, SpiffeId::as_str),
+        )?;
         put(self.app, service)?;
         put(self.version, revision)?;
         put(self.cluster, if known.is_some() { cluster } else { UNKNOWN })?;
@@ -378,7 +435,10 @@ mod tests {
             ("alone-1", &[], "alone-1"),
         ] {
             let mut workload = workload("shop", pod, "cart");
-            workload.labels = labels.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect();
+            workload.labels = labels
+                .iter()
+                .map(|(key, value)| ((*key).into(), (*value).into()))
+                .collect();
             assert_eq!(workload_name(&workload), expected, "{pod}");
         }
     }
@@ -415,7 +475,7 @@ mod tests {
         let table = SeriesTable::new(100);
         let start = Instant::now();
         let held = table.resolve(&connection(1));
-        let workloads = [workload("shop", "cart-1", "cart"), workload("pay", "bank-1", "bank")];
+        let workloads = [workload("shop", "cart-1", "cart"), workload("pay", "bank-1", "bank")].map(Arc::new);
         table.forget_missing(&workloads, start);
         table.forget_missing(&workloads, start + 9 * GRACE);
         assert_eq!(table.all().len(), 1, "both workloads exist");

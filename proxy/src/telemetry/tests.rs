@@ -68,7 +68,12 @@ pub(super) fn connection(id: u64) -> Connection {
 }
 
 pub(super) fn end(by: Party, phase: Phase, how: How) -> End {
-    End { by, phase, how, duration: Duration::ZERO }
+    End {
+        by,
+        phase,
+        how,
+        duration: Duration::ZERO,
+    }
 }
 
 #[derive(Clone, Default)]
@@ -90,18 +95,22 @@ struct OneCertificate;
 impl CertificateView for OneCertificate {
     fn statuses(&self) -> Vec<CertificateStatus> {
         let now = SystemTime::now();
-        [(CertificateState::Valid, 100), (CertificateState::Valid, 5000), (CertificateState::Failing, 10)]
-            .map(|(state, seconds)| CertificateStatus {
-                identity: identity("shop", "cart"),
-                state,
-                serial: Some("0a".into()),
-                not_before: Some(now),
-                not_after: Some(now + Duration::from_secs(seconds)),
-                next_refresh: None,
-                last_error: None,
-                pods: 1,
-            })
-            .into()
+        [
+            (CertificateState::Valid, 100),
+            (CertificateState::Valid, 5000),
+            (CertificateState::Failing, 10),
+        ]
+        .map(|(state, seconds)| CertificateStatus {
+            identity: identity("shop", "cart"),
+            state,
+            serial: Some("0a".into()),
+            not_before: Some(now),
+            not_after: Some(now + Duration::from_secs(seconds)),
+            next_refresh: None,
+            last_error: None,
+            pods: 1,
+        })
+        .into()
     }
 
     fn ca_calls(&self) -> Vec<(&'static str, u64)> {
@@ -111,8 +120,12 @@ impl CertificateView for OneCertificate {
 
 fn telemetry() -> (Arc<Telemetry>, Sink) {
     let sink = Sink::default();
-    let telemetry =
-        Telemetry::with_output(TelemetrySettings::default(), Arc::new(OneCertificate), Box::new(sink.clone())).unwrap();
+    let telemetry = Telemetry::with_output(
+        TelemetrySettings::default(),
+        Arc::new(OneCertificate),
+        Box::new(sink.clone()),
+    )
+    .unwrap();
     (telemetry, sink)
 }
 
@@ -133,7 +146,12 @@ fn bytes_of_a_long_connection_show_while_it_lasts_and_are_counted_once() {
     let connection = Arc::new(connection(1));
     telemetry.opened(&connection);
     let bytes = |kind: &str| {
-        sample(&telemetry.metrics(Exposition::OpenMetrics), &format!("istio_tcp_{kind}_bytes_total"), &[]).unwrap()
+        sample(
+            &telemetry.metrics(Exposition::OpenMetrics),
+            &format!("istio_tcp_{kind}_bytes_total"),
+            &[],
+        )
+        .unwrap()
     };
     assert_eq!((bytes("sent"), bytes("received")), (0.0, 0.0));
     connection.sent.store(100, Ordering::Relaxed);
@@ -151,10 +169,19 @@ fn a_connection_is_opened_and_closed_or_failed() {
     let carried = Arc::new(connection(1));
     telemetry.opened(&carried);
     let page = telemetry.metrics(Exposition::Prometheus);
-    let open = |page: &str| sample(page, "adit_connections_open", &["reporter=\"source\"", "path=\"hbone\""]);
+    let open = |page: &str| {
+        sample(
+            page,
+            "adit_connections_open",
+            &["reporter=\"source\"", "path=\"hbone\""],
+        )
+    };
     assert_eq!((open(&page), telemetry.open_connections()), (Some(1.0), 1));
     telemetry.closed(&carried, &end(Party::Source, Phase::Relay, How::Fin));
-    telemetry.closed(&connection(2), &end(Party::Proxy, Phase::Decide, How::Policy("r".into())));
+    telemetry.closed(
+        &connection(2),
+        &end(Party::Proxy, Phase::Decide, How::Policy("r".into())),
+    );
     telemetry.closed(&connection(3), &end(Party::Proxy, Phase::Identity, How::Timeout));
     let page = telemetry.metrics(Exposition::Prometheus);
     assert_eq!((open(&page), telemetry.open_connections()), (Some(0.0), 0));
@@ -177,7 +204,10 @@ fn a_series_has_istios_labels() {
     let (telemetry, _) = telemetry();
     telemetry.opened(&Arc::new(connection(1)));
     let page = telemetry.metrics(Exposition::OpenMetrics);
-    let line = page.lines().find(|line| line.starts_with("istio_tcp_connections_opened_total{")).unwrap();
+    let line = page
+        .lines()
+        .find(|line| line.starts_with("istio_tcp_connections_opened_total{"))
+        .unwrap();
     for label in [
         "reporter=\"source\"",
         "source_workload=\"cart-1\"",
@@ -213,7 +243,10 @@ fn a_hostile_name_cannot_forge_a_sample() {
     telemetry.opened(&Arc::new(connection));
     for exposition in [Exposition::OpenMetrics, Exposition::Prometheus] {
         let page = telemetry.metrics(exposition);
-        let lines = page.lines().filter(|line| line.starts_with("istio_tcp_connections_opened_total{")).count();
+        let lines = page
+            .lines()
+            .filter(|line| line.starts_with("istio_tcp_connections_opened_total{"))
+            .count();
         assert_eq!(lines, 1, "{page}");
     }
 }
@@ -222,7 +255,13 @@ fn a_hostile_name_cannot_forge_a_sample() {
 fn certificates_show_the_one_that_expires_first() {
     let (telemetry, _) = telemetry();
     let page = telemetry.metrics(Exposition::OpenMetrics);
-    let expiry = |state: &str| sample(&page, "adit_certificate_expiry_seconds", &[&format!("state=\"{state}\"")]);
+    let expiry = |state: &str| {
+        sample(
+            &page,
+            "adit_certificate_expiry_seconds",
+            &[&format!("state=\"{state}\"")],
+        )
+    };
     assert!((90.0..=100.0).contains(&expiry("valid").unwrap()), "{page}");
     assert!((1.0..=10.0).contains(&expiry("failing").unwrap()), "{page}");
     assert_eq!(expiry("pending"), None);
@@ -237,10 +276,20 @@ fn handshakes_and_dry_runs_are_counted() {
     telemetry.handshake(Reporter::Destination, Duration::from_millis(3));
     telemetry.would_deny(&connection(1), "deny: a/b rule 1");
     let page = telemetry.metrics(Exposition::OpenMetrics);
-    assert_eq!(sample(&page, "adit_handshake_seconds_count", &["reporter=\"destination\""]), Some(1.0));
-    assert_eq!(sample(&page, "adit_policy_dry_run_denials_total", &["reporter=\"source\""]), Some(1.0));
+    assert_eq!(
+        sample(&page, "adit_handshake_seconds_count", &["reporter=\"destination\""]),
+        Some(1.0)
+    );
+    assert_eq!(
+        sample(&page, "adit_policy_dry_run_denials_total", &["reporter=\"source\""]),
+        Some(1.0)
+    );
     telemetry.flush(Duration::from_secs(20));
-    assert!(String::from_utf8(sink.0.lock().unwrap().clone()).unwrap().contains(" dry-run "));
+    assert!(
+        String::from_utf8(sink.0.lock().unwrap().clone())
+            .unwrap()
+            .contains(" dry-run ")
+    );
 }
 
 #[test]
@@ -250,7 +299,12 @@ fn live_connections_are_told_in_the_order_of_their_opening() {
         telemetry.opened(&Arc::new(connection(id)));
     }
     let live = telemetry.live_connections();
-    let ids: Vec<_> = live.as_array().unwrap().iter().map(|connection| connection["id"].as_u64().unwrap()).collect();
+    let ids: Vec<_> = live
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|connection| connection["id"].as_u64().unwrap())
+        .collect();
     assert_eq!(ids, [3, 11, 20]);
     assert_eq!(live[0]["source"]["workload"], "shop/cart-1");
 }
@@ -261,14 +315,23 @@ fn the_documentation_names_every_metric() {
     const DOC: &str = include_str!("../../../docs/metrics.md");
     let (telemetry, _) = telemetry();
     let page = telemetry.metrics(Exposition::Prometheus);
-    let names: Vec<&str> =
-        page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
+    let names: Vec<&str> = page
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next())
+        .collect();
     assert!(names.len() > 15, "{page}");
     for name in &names {
         assert!(DOC.contains(&format!("| `{name}` |")), "docs/metrics.md lacks {name}");
     }
-    for row in DOC.lines().filter(|line| ["| `istio_", "| `adit_", "| `process_"].iter().any(|p| line.starts_with(p))) {
+    for row in DOC.lines().filter(|line| {
+        ["| `istio_", "| `adit_", "| `process_"]
+            .iter()
+            .any(|p| line.starts_with(p))
+    }) {
         let name = row.split('`').nth(1).unwrap();
-        assert!(names.contains(&name), "docs/metrics.md has {name}, which does not exist");
+        assert!(
+            names.contains(&name),
+            "docs/metrics.md has {name}, which does not exist"
+        );
     }
 }

@@ -3,14 +3,19 @@
 use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use super::line::{LogFormat, Record};
 
 /// Lines that may wait; at a usual length, some 8 MiB.
 const QUEUE: usize = 8192;
+/// Bytes after which lines are written although more are waiting.
+const BATCH: usize = 64 * 1024;
+/// The thread rests so long after it has written all there was. Meanwhile lines gather, and those who hand them over
+/// need not wake it, which would cost them a system call each.
+const PAUSE: Duration = Duration::from_millis(2);
 
 enum Item {
     Line(String),
@@ -32,7 +37,7 @@ impl LineWriter {
         let counter = Arc::clone(&lost);
         thread::Builder::new()
             .name("access-log".into())
-            .spawn(move || write_lines(&lines, io::BufWriter::with_capacity(64 * 1024, output), &counter, format))?;
+            .spawn(move || write_lines(&lines, output, &counter, format))?;
         Ok(Self { queue, lost, format })
     }
 
@@ -55,50 +60,77 @@ impl LineWriter {
     /// Waits until all lines so far are written, or for `at_most`.
     pub(super) fn flush(&self, at_most: Duration) {
         let (done, wait) = sync_channel(1);
-        let deadline = std::time::Instant::now() + at_most;
+        let deadline = Instant::now() + at_most;
         let mut item = Item::Flush(done);
         // The standard library's queue has no sending with a deadline.
         while let Err(error) = self.queue.try_send(item) {
             match error {
-                std::sync::mpsc::TrySendError::Full(back) if std::time::Instant::now() < deadline => item = back,
+                TrySendError::Full(back) if Instant::now() < deadline => item = back,
                 _ => return,
             }
             thread::sleep(Duration::from_millis(1));
         }
         // Whether it was written in time or not, there is no more to do.
-        let _ = wait.recv_timeout(deadline.saturating_duration_since(std::time::Instant::now()));
+        let _ = wait.recv_timeout(deadline.saturating_duration_since(Instant::now()));
     }
 }
 
 fn write_lines(lines: &Receiver<Item>, mut output: impl Write, lost: &AtomicU64, format: LogFormat) {
     let mut told = 0;
+    let mut batch = Vec::with_capacity(BATCH + 4096);
     while let Ok(first) = lines.recv() {
-        let mut next = Some(first);
         let mut waiting = Vec::new();
-        let mut unflushed = 0;
+        let mut count = 0;
+        let mut next = Some(first);
         while let Some(item) = next {
             match item {
-                Item::Line(line) => match output.write_all(line.as_bytes()) {
-                    Ok(()) => unflushed += 1,
-                    Err(_) => drop(lost.fetch_add(1, Ordering::Relaxed)),
-                },
+                Item::Line(line) => {
+                    batch.extend_from_slice(line.as_bytes());
+                    count += 1;
+                }
                 Item::Flush(done) => waiting.push(done),
             }
-            next = lines.try_recv().ok();
+            next = if batch.len() < BATCH {
+                lines.try_recv().ok()
+            } else {
+                None
+            };
         }
-        // The queue has run empty: whatever was lost was lost before here.
+        if write_whole(&mut output, &batch).is_err() {
+            lost.fetch_add(count, Ordering::Relaxed);
+        }
+        // Less than a batch: the queue has run empty, and whatever was lost was lost before here.
         let now = lost.load(Ordering::Relaxed);
-        if now != told && output.write_all(lost_line(format, now - told).as_bytes()).is_ok() {
+        if batch.len() < BATCH
+            && now != told
+            && write_whole(&mut output, lost_line(format, now - told).as_bytes()).is_ok()
+        {
             told = now;
         }
-        if output.flush().is_err() {
-            lost.fetch_add(unflushed, Ordering::Relaxed);
-        }
+        let ran_empty = batch.len() < BATCH;
+        batch.clear();
         for done in waiting {
             // The one who asked may have given up.
             let _ = done.send(());
         }
+        if ran_empty {
+            thread::sleep(PAUSE);
+        }
     }
+}
+
+/// Writes all bytes, and waits where standard output was made non-blocking by a process that shares it.
+fn write_whole(output: &mut impl Write, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match output.write(bytes) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => bytes = &bytes[written..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => thread::sleep(Duration::from_millis(5)),
+            Err(error) => return Err(error),
+        }
+    }
+    output.flush()
 }
 
 fn lost_line(format: LogFormat, count: u64) -> String {
@@ -117,24 +149,30 @@ mod tests {
 
     /// Blocks every write until it is opened.
     #[derive(Clone, Default)]
-    struct Gate(Arc<(Mutex<(bool, Vec<u8>)>, Condvar)>);
+    struct Gate(Arc<(Mutex<GateState>, Condvar)>);
+
+    #[derive(Default)]
+    struct GateState {
+        open: bool,
+        written: Vec<u8>,
+    }
 
     impl Gate {
         fn open(&self) {
-            self.0.0.lock().unwrap().0 = true;
+            self.0.0.lock().unwrap().open = true;
             self.0.1.notify_all();
         }
 
         fn text(&self) -> String {
-            String::from_utf8(self.0.0.lock().unwrap().1.clone()).unwrap()
+            String::from_utf8(self.0.0.lock().unwrap().written.clone()).unwrap()
         }
     }
 
     impl Write for Gate {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             let guard = self.0.0.lock().unwrap();
-            let mut guard = self.0.1.wait_while(guard, |(open, _)| !*open).unwrap();
-            guard.1.extend(bytes);
+            let mut guard = self.0.1.wait_while(guard, |state| !state.open).unwrap();
+            guard.written.extend(bytes);
             Ok(bytes.len())
         }
 
@@ -161,7 +199,6 @@ mod tests {
     fn a_reader_that_stalls_costs_lines_and_never_time() {
         let gate = Gate::default();
         let writer = LineWriter::spawn(LogFormat::Logfmt, Box::new(gate.clone())).unwrap();
-        // Long lines, so that the thread's buffer fills and the gate holds it.
         let line = format!("{}\n", "x".repeat(1023));
         let total = 3 * QUEUE as u64;
         for _ in 0..total {
