@@ -40,6 +40,7 @@ fn run(invocation: Invocation) -> anyhow::Result<()> {
             writeln!(std::io::stdout(), "{}", cli::version())?;
             Ok(())
         }
+        Invocation::SelfTestConnect => Ok(adit::node::self_test_connect()?),
     }
 }
 

@@ -73,9 +73,9 @@ pub struct NodeArgs {
     #[arg(long, value_name = "FILE", env = "ADIT_MESH_FILE", help_heading = NODE_HEADING)]
     pub(super) mesh_file: PathBuf,
 
-    /// The cgroup that holds all pods, found from the pods themselves where it is left out
+    /// The cgroup v2 directory below which the cgroups of all pods lie, such as /sys/fs/cgroup/kubepods.slice
     #[arg(long, value_name = "PATH", env = "ADIT_PODS_CGROUP", help_heading = NODE_HEADING)]
-    pub(super) pods_cgroup: Option<PathBuf>,
+    pub(super) pods_cgroup: PathBuf,
 
     /// The certificate authority, as https://host:port
     #[arg(long, value_name = "URL", env = "ADIT_CA_ADDRESS", help_heading = CA_HEADING,

@@ -1,21 +1,35 @@
-//! `adit ca`: where the authority's own flags are mounted.
+//! `adit ca` and `adit ca token`.
 
-use clap::Args;
+use std::sync::Arc;
+
+use clap::{Args, Subcommand};
 
 use super::args::LogArgs;
 use super::logging::LogSettings;
+use super::node::StopSignals;
+use crate::ca;
+use crate::identity::SpiffeId;
+use crate::mesh::MeshHandle;
+use crate::mesh::source::FileSource;
 
-// MOUNT POINT: the authority's flags and its `token` subcommand (`crate::ca::args`) go into this struct by
-// `#[command(flatten)]` or `#[command(subcommand)]`, and `run` below hands them on. The configuration file works for
-// them as for `adit node`, with no more to be done: it goes by the names of the flags.
-/// The flags of `adit ca`.
+/// `adit ca` and the command below it.
 #[derive(Debug, Clone, Args)]
-pub struct CaArgs {
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub struct CaCommand {
+    #[command(subcommand)]
+    below: Option<Below>,
+    #[command(flatten)]
+    serve: Option<ca::CaArgs>,
     #[command(flatten)]
     log: LogArgs,
 }
 
-impl CaArgs {
+#[derive(Debug, Clone, Subcommand)]
+enum Below {
+    Token(ca::TokenArgs),
+}
+
+impl CaCommand {
     /// Level and form of the log.
     pub fn log(&self) -> LogSettings {
         self.log.clone().into()
@@ -23,6 +37,27 @@ impl CaArgs {
 }
 
 /// Runs the authority, or the command below it.
-pub(super) async fn run(_args: CaArgs) -> anyhow::Result<()> {
-    anyhow::bail!("the certificate authority is not wired yet")
+pub(super) async fn run(command: CaCommand) -> anyhow::Result<()> {
+    match (command.below, command.serve) {
+        (Some(Below::Token(args)), _) => ca::run_token(args),
+        (None, Some(args)) => serve(args).await,
+        (None, None) => anyhow::bail!("adit ca needs --mesh; see adit ca --help"),
+    }
+}
+
+async fn serve(args: ca::CaArgs) -> anyhow::Result<()> {
+    let mut stop = StopSignals::install()?;
+    let source = FileSource::open(&args.mesh)?;
+    let placement = Arc::new(MeshPlacement(source.mesh()));
+    tokio::spawn(source.watch());
+    ca::run(args, placement, async move { stop.wait().await }).await
+}
+
+/// Where identities may be used, according to the mesh.
+struct MeshPlacement(MeshHandle);
+
+impl ca::Placement for MeshPlacement {
+    fn runs_on(&self, identity: &SpiffeId, node: &str) -> bool {
+        self.0.load().runs_on(identity, node)
+    }
 }

@@ -15,7 +15,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use thiserror::Error;
 
 pub use args::{LogArgs, NodeArgs};
-pub use ca::CaArgs;
+pub use ca::CaCommand;
 pub use file::FileError;
 pub use logging::{LogSettings, init_logging};
 pub use process::{Hardening, prepare_process};
@@ -28,9 +28,11 @@ pub enum Invocation {
     /// `adit node`.
     Node(Box<NodeSettings>),
     /// `adit ca` and what stands below it.
-    Ca(Box<CaArgs>),
+    Ca(Box<CaCommand>),
     /// `adit version`.
     Version,
+    /// The child's part of the self-test of `adit node`.
+    SelfTestConnect,
 }
 
 /// Why a command line, its environment and configuration file are not a runnable command.
@@ -64,6 +66,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, Cli
         Command::Node(args) => Ok(Invocation::Node(Box::new((*args).try_into()?))),
         Command::Ca(args) => Ok(Invocation::Ca(args)),
         Command::Version => Ok(Invocation::Version),
+        Command::SelfTestConnect => Ok(Invocation::SelfTestConnect),
     }
 }
 
@@ -93,7 +96,7 @@ pub fn chain(error: &dyn std::error::Error) -> String {
 }
 
 /// Runs `adit ca` or a command below it.
-pub async fn run_ca(args: CaArgs) -> anyhow::Result<()> {
+pub async fn run_ca(args: CaCommand) -> anyhow::Result<()> {
     ca::run(args).await
 }
 
@@ -137,9 +140,12 @@ enum Command {
     #[command(long_about = args::LONG_ABOUT, after_long_help = args::EXAMPLES)]
     Node(Box<NodeArgs>),
     /// Run the embedded certificate authority, or make a node's token
-    Ca(Box<CaArgs>),
+    Ca(Box<CaCommand>),
     /// Print the version
     Version,
+    /// The child's part of the self-test of `adit node`
+    #[command(hide = true)]
+    SelfTestConnect,
 }
 
 #[cfg(test)]
@@ -157,6 +163,7 @@ mod tests {
         "--mesh-file=/m.yaml",
         "--ca-address=https://ca:15012",
         "--ca-root=/root.pem",
+        "--pods-cgroup=/sys/fs/cgroup/kubepods",
     ];
 
     #[test]
@@ -176,7 +183,7 @@ mod tests {
         let Err(CliError::Usage(error)) = parse(command_line(&NODE[..2])) else {
             panic!("accepted")
         };
-        for flag in ["--node-name", "--mesh-file", "--ca-address", "--ca-root"] {
+        for flag in ["--node-name", "--mesh-file", "--ca-address", "--ca-root", "--pods-cgroup"] {
             assert!(error.to_string().contains(flag), "{flag} is not named in: {error}");
         }
     }
@@ -199,7 +206,7 @@ mod tests {
     fn a_configuration_file_stands_in_for_flags() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("node.yaml");
-        let text = "node-name: from-file\nmesh-file: /m.yaml\nca-address: https://ca:1\nca-root: /r.pem\n\
+        let text = "node-name: from-file\nmesh-file: /m.yaml\nca-address: https://ca:1\nca-root: /r.pem\npods-cgroup: /c\n\
                     access-log: off\nworkers: 3\ndrain-deadline: 2m\n";
         std::fs::write(&file, text).unwrap();
         let mut args = command_line(&["adit", "node", "--workers", "2", "--config"]);

@@ -1,10 +1,248 @@
 //! `adit node`: the layers put together into a running proxy.
 
-use anyhow::bail;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Instant;
+
+use anyhow::Context as _;
+use serde_json::{Value, json};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tokio::task::spawn_blocking;
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use super::settings::NodeSettings;
+use super::values::BpfLog;
+use crate::admin::{self, AdminListener, AdminState, Readiness, StateSections};
+use crate::dataplane::{Dataplane, DataplaneSettings, Workers};
+use crate::hbone::HboneSettings;
+use crate::identity::{CaClient, CaSettings, CertStore, StoreSettings};
+use crate::mesh::MeshHandle;
+use crate::mesh::source::{FileSource, StatusHandle};
+use crate::node::{self, Enrolment, LocalPods};
+use crate::steer::{self, LogScope, SteerSettings, Steering};
+use crate::telemetry::{Telemetry, TelemetrySettings};
+
+/// How often a drain looks whether it is done.
+const DRAIN_POLL: std::time::Duration = std::time::Duration::from_millis(10);
+/// How often telemetry is told what is gone, where the mesh does not change.
+const FORGET_EVERY: std::time::Duration = std::time::Duration::from_secs(120);
 
 /// Runs the proxy of this node until it is told to stop and has drained.
 pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
-    bail!("the proxy of node {} is not wired yet", settings.node_name)
+    let started = Instant::now();
+    let mut stop = StopSignals::install()?;
+    let readiness = Readiness::new();
+    let starting = readiness.pending("kernel programs and self-test");
+
+    let source = FileSource::open(&settings.mesh_file)?;
+    let (mesh, source_status) = (source.mesh(), source.status());
+    let certs = cert_store(&settings)?;
+    let telemetry_settings = TelemetrySettings {
+        access_log: settings.access_log,
+        cluster_id: settings.ca.cluster_id.clone(),
+        ..TelemetrySettings::default()
+    };
+    let telemetry =
+        Telemetry::new(telemetry_settings, Arc::new(certs.clone())).context("starting the access log")?;
+    let pods = LocalPods::default();
+    let (quit, mut told_to_quit) = watch::channel(false);
+    let admin = AdminListener::bind(settings.admin).await?;
+    tracing::info!("admin page on http://{}", admin.local_addr()?);
+    let state = AdminState {
+        telemetry: Arc::clone(&telemetry),
+        readiness: readiness.clone(),
+        sections: Arc::new(sections(&mesh, &pods, &telemetry, source_status)),
+        quit: Arc::new(move || drop(quit.send(true))),
+    };
+    tokio::spawn(async move {
+        if let Err(error) = admin::serve(admin, state, std::future::pending()).await {
+            tracing::error!("the admin page has ended: {error}");
+        }
+    });
+    tokio::spawn(source.watch());
+
+    let steering = Arc::new(start_steering(&settings).await?);
+    if let Some(log) = steering.take_log() {
+        tokio::spawn(steer::forward_logs(log));
+    }
+    let (drain, draining) = watch::channel(false);
+    let plane = Arc::new(Dataplane {
+        mesh: mesh.clone(),
+        certs: certs.clone(),
+        flows: steering.flows(),
+        clients: steering.clients(),
+        pods: pods.clone(),
+        observer: telemetry.clone(),
+        settings: DataplaneSettings { connect_timeout: settings.connect_timeout, hbone: hbone_settings(&settings) },
+        draining,
+        next_id: AtomicU64::new(1),
+    });
+    let workers = Arc::new(Workers::start(&plane, settings.workers).context("starting the workers")?);
+    let enrolment =
+        Enrolment::new(&settings.node_name, Arc::clone(&steering), certs.clone(), pods.clone(), workers.clone(), settings.workers);
+
+    let (enrolment, retry) = reconcile(enrolment, &mesh, &telemetry).await?;
+    for pod in pods.all().values() {
+        let (certs, id) = (certs.clone(), pod.identity().clone());
+        if certs.try_get(&id).is_none() {
+            let pending = readiness.pending(format!("certificate of {id}"));
+            tokio::spawn(async move {
+                // Each try waits for a while; a pod that leaves ends it.
+                while let Err(crate::identity::IdentityError::Unavailable { .. }) = certs.get(&id).await {}
+                drop(pending);
+            });
+        }
+    }
+    starting.done();
+    let ready = readiness.clone();
+    tokio::spawn(async move {
+        ready.ready().await;
+        tracing::info!("ready after {} ms", started.elapsed().as_millis());
+    });
+
+    let keep = keep_enrolled(enrolment, retry, &mesh, &telemetry);
+    tokio::pin!(keep);
+    tokio::select! {
+        never = &mut keep => return never,
+        () = stop.wait() => {}
+        _ = told_to_quit.wait_for(|quit| *quit) => {}
+    }
+    tracing::info!("draining for at most {} ms", settings.drain_deadline.as_millis());
+    drop(drain.send(true));
+    let drained = timeout(settings.drain_deadline, async {
+        while telemetry.open_connections() > 0 {
+            sleep(DRAIN_POLL).await;
+        }
+    });
+    tokio::select! {
+        drained = drained => {
+            if drained.is_err() {
+                tracing::warn!("{} connections are reset: the drain's deadline has passed", telemetry.open_connections());
+            }
+        }
+        // Asked twice.
+        () = stop.wait() => {}
+    }
+    workers.stop();
+    Ok(())
+}
+
+async fn start_steering(settings: &NodeSettings) -> anyhow::Result<Steering> {
+    let pods_cgroup = settings.pods_cgroup.clone();
+    let log = match &settings.bpf_log {
+        BpfLog::None => LogScope::None,
+        BpfLog::All => LogScope::All,
+        BpfLog::Pod(pod) => LogScope::Pod { namespace: pod.namespace.clone(), name: pod.name.clone() },
+    };
+    let steer_settings = SteerSettings { pods_cgroup: pods_cgroup.clone(), log };
+    spawn_blocking(move || {
+        let steering = Steering::start(&steer_settings)?;
+        node::self_test(&steering, &pods_cgroup)?;
+        Ok(steering)
+    })
+    .await?
+}
+
+fn cert_store(settings: &NodeSettings) -> anyhow::Result<CertStore> {
+    let ca = &settings.ca;
+    let client = CaClient::new(CaSettings {
+        address: ca.address.clone(),
+        root: ca.root.clone(),
+        server_name: ca.server_name.clone(),
+        token: ca.token.clone(),
+        cluster_id: ca.cluster_id.clone(),
+        ttl: ca.certificate_ttl,
+        ..CaSettings::default()
+    })?;
+    let store = StoreSettings { wait: settings.identity_wait, ..StoreSettings::default() };
+    Ok(CertStore::new(Arc::new(client), store))
+}
+
+fn hbone_settings(settings: &NodeSettings) -> HboneSettings {
+    HboneSettings {
+        stream_window: settings.stream_window,
+        connection_window: settings.connection_window,
+        max_streams: settings.max_streams,
+        handshake_timeout: settings.handshake_timeout,
+        request_timeout: settings.connect_timeout + settings.handshake_timeout,
+        ..HboneSettings::default()
+    }
+}
+
+/// Enrols what the mesh says, on a thread where that may take its time.
+async fn reconcile(
+    mut enrolment: Enrolment,
+    mesh: &MeshHandle,
+    telemetry: &Arc<Telemetry>,
+) -> anyhow::Result<(Enrolment, bool)> {
+    let (mesh, telemetry) = (mesh.load(), Arc::clone(telemetry));
+    Ok(spawn_blocking(move || {
+        let retry = enrolment.reconcile(&mesh);
+        telemetry.forget_missing(mesh.workloads(), Instant::now());
+        (enrolment, retry)
+    })
+    .await?)
+}
+
+/// Follows the mesh, for good.
+async fn keep_enrolled(
+    mut enrolment: Enrolment,
+    mut retry: bool,
+    mesh: &MeshHandle,
+    telemetry: &Arc<Telemetry>,
+) -> anyhow::Result<()> {
+    let mut generations = mesh.subscribe();
+    let mut forget = interval(FORGET_EVERY);
+    forget.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            changed = generations.changed() => changed.context("the mesh's source has ended")?,
+            () = sleep(node::RETRY), if retry => {}
+            _ = forget.tick() => {}
+        }
+        (enrolment, retry) = reconcile(enrolment, mesh, telemetry).await?;
+    }
+}
+
+/// The parts of `/debug/state`.
+fn sections(mesh: &MeshHandle, pods: &LocalPods, telemetry: &Arc<Telemetry>, source: StatusHandle) -> StateSections {
+    let (for_services, for_policies, pods) = (mesh.clone(), mesh.clone(), pods.clone());
+    let (for_certificates, for_connections) = (Arc::clone(telemetry), Arc::clone(telemetry));
+    StateSections::default()
+        .with("version", || Value::from(super::version()))
+        .with("source", move || {
+            let status = source.load();
+            json!({ "generation": status.generation, "last_error": status.last_error.map(|error| error.to_string()) })
+        })
+        .with("pods", move || {
+            pods.all()
+                .values()
+                .map(|pod| json!({ "workload": pod.workload(), "netns_cookie": pod.netns().cookie() }))
+                .collect()
+        })
+        .with("certificates", move || for_certificates.certificates())
+        .with("services", move || for_services.load().services().map(|service| json!(service)).collect())
+        .with("policies", move || for_policies.load().policies().iter().map(|policy| json!(policy)).collect())
+        .with("connections", move || for_connections.live_connections())
+}
+
+/// SIGTERM and SIGINT.
+pub(super) struct StopSignals {
+    term: tokio::signal::unix::Signal,
+    int: tokio::signal::unix::Signal,
+}
+
+impl StopSignals {
+    pub(super) fn install() -> anyhow::Result<Self> {
+        let install = |kind| signal(kind).context("installing the handlers of SIGTERM and SIGINT");
+        Ok(Self { term: install(SignalKind::terminate())?, int: install(SignalKind::interrupt())? })
+    }
+
+    pub(super) async fn wait(&mut self) {
+        tokio::select! {
+            _ = self.term.recv() => {}
+            _ = self.int.recv() => {}
+        }
+    }
 }

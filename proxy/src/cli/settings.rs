@@ -60,8 +60,8 @@ pub struct NodeSettings {
     pub node_name: String,
     /// The file of nodes, workloads, services and policies.
     pub mesh_file: PathBuf,
-    /// The cgroup that holds all pods; none where it is to be found.
-    pub pods_cgroup: Option<PathBuf>,
+    /// The cgroup that holds all pods.
+    pub pods_cgroup: PathBuf,
     /// The certificate authority.
     pub ca: CaClientSettings,
     /// How long a connection waits for a certificate that is not there yet.

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::io;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use tokio::net::TcpListener;
@@ -27,12 +27,13 @@ pub(super) struct Worker {
 enum Command {
     Add(Arc<LocalPod>, PodListeners),
     Remove(Arc<str>),
+    Stop,
 }
 
-/// The workers. They end when this is dropped, and with them what they carry.
+/// The workers.
 pub struct Workers {
     commands: Vec<mpsc::UnboundedSender<Command>>,
-    threads: Vec<JoinHandle<()>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Workers {
@@ -40,7 +41,7 @@ impl Workers {
     pub fn start(plane: &Arc<Dataplane>, count: usize) -> io::Result<Self> {
         let mut workers = Self {
             commands: Vec::new(),
-            threads: Vec::new(),
+            threads: Mutex::default(),
         };
         for number in 0..count {
             let (commands, received) = mpsc::unbounded_channel();
@@ -50,15 +51,18 @@ impl Workers {
                 .name(format!("adit-worker-{number}"))
                 .spawn(move || LocalSet::new().block_on(&runtime, run(plane, received)))?;
             workers.commands.push(commands);
-            workers.threads.push(thread);
+            workers.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
         }
         Ok(workers)
     }
 
     /// Ends the workers' connections, each with a reset, and waits for the threads.
-    pub fn stop(mut self) {
-        self.commands.clear();
-        for thread in self.threads.drain(..) {
+    pub fn stop(&self) {
+        for worker in &self.commands {
+            // One that has ended has stopped.
+            let _ = worker.send(Command::Stop);
+        }
+        for thread in self.threads.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             if thread.join().is_err() {
                 tracing::error!("a worker has panicked");
             }
@@ -105,7 +109,7 @@ async fn run(plane: Arc<Dataplane>, mut commands: mpsc::UnboundedReceiver<Comman
                     pods.remove(&uid);
                     worker.pool.forget_source(&uid);
                 }
-                None => return,
+                Some(Command::Stop) | None => return,
             },
             Ok(()) = generations.changed() => {
                 let mesh = worker.plane.mesh.load();

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use serde_json::{Value, json};
 
 use super::line::Rfc3339;
-use crate::identity::SpiffeId;
+use crate::identity::{CertStore, IdentityState, SpiffeId};
 
 /// How an identity stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -79,6 +79,34 @@ pub trait CertificateView: Send + Sync {
     fn statuses(&self) -> Vec<CertificateStatus>;
     /// Calls to the authority since the start, by result. The results are few and fixed words, such as `success`.
     fn ca_calls(&self) -> Vec<(&'static str, u64)>;
+}
+
+impl CertificateView for CertStore {
+    fn statuses(&self) -> Vec<CertificateStatus> {
+        let state = |state| match state {
+            IdentityState::Pending => CertificateState::Pending,
+            IdentityState::Valid => CertificateState::Valid,
+            IdentityState::Stale => CertificateState::Failing,
+            IdentityState::Failed | IdentityState::Expired => CertificateState::Unavailable,
+        };
+        self.snapshot()
+            .into_iter()
+            .map(|status| CertificateStatus {
+                identity: status.id,
+                state: state(status.state),
+                serial: status.serial,
+                not_before: status.not_before,
+                not_after: status.not_after,
+                next_refresh: status.next_attempt,
+                last_error: status.last_error,
+                pods: status.pods,
+            })
+            .collect()
+    }
+
+    fn ca_calls(&self) -> Vec<(&'static str, u64)> {
+        self.stats().calls.into_iter().map(|(outcome, count)| (outcome.as_str(), count)).collect()
+    }
 }
 
 /// A store without certificates.
