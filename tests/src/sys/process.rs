@@ -108,9 +108,22 @@ pub(crate) fn pidfd(pid: Pid) -> io::Result<OwnedFd> {
 
 /// Waits until one of `fds` is readable or `timeout` has passed; says which are readable or closed.
 pub(crate) fn wait_readable<const N: usize>(fds: [BorrowedFd<'_>; N], timeout: Duration) -> io::Result<[bool; N]> {
+    wait_for_events(fds, libc::POLLIN, timeout)
+}
+
+/// Waits until `fd` is writable or has failed, at most so long; says whether it is.
+pub(crate) fn wait_writable(fd: BorrowedFd<'_>, timeout: Duration) -> io::Result<bool> {
+    wait_for_events([fd], libc::POLLOUT, timeout).map(|[ready]| ready)
+}
+
+fn wait_for_events<const N: usize>(
+    fds: [BorrowedFd<'_>; N],
+    events: libc::c_short,
+    timeout: Duration,
+) -> io::Result<[bool; N]> {
     let mut polled = fds.map(|fd| libc::pollfd {
         fd: fd.as_raw_fd(),
-        events: libc::POLLIN,
+        events,
         revents: 0,
     });
     let timeout = i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX).saturating_add(1);
