@@ -4,5 +4,6 @@
 //! A test reads as a story: lay out a [`bed`], run code in its pods, assert what both ends saw.
 
 pub mod bed;
+pub mod ca_call;
 pub mod net;
 mod sys;

@@ -337,11 +337,11 @@ fn mesh_doc(bed: &BedBuilder, nodes: &[Node], pods: &[Pod]) -> anyhow::Result<Me
             ports: spec
                 .ports
                 .iter()
-                .map(|(port, target)| port_doc(*port, target))
+                .map(|(port, target)| PortDoc { port: *port, target: target.clone() })
                 .collect(),
-            selector: spec.selector.clone(),
-            endpoints: spec.endpoints.clone(),
-            traffic_distribution: spec.distribution.clone(),
+            selector: (!spec.selector.is_empty()).then(|| spec.selector.clone()),
+            endpoints: spec.selector.is_empty().then(|| spec.endpoints.clone()),
+            distribution: spec.distribution.clone(),
         });
     Ok(MeshDoc {
         trust_domain: TRUST_DOMAIN.to_owned(),
@@ -356,9 +356,4 @@ fn mesh_doc(bed: &BedBuilder, nodes: &[Node], pods: &[Pod]) -> anyhow::Result<Me
         services: services.collect(),
         policies: bed.policies.clone(),
     })
-}
-
-fn port_doc(port: u16, target: &str) -> PortDoc {
-    let target_port = target.parse::<u16>().map_or_else(|_| target.into(), Into::into);
-    PortDoc { port, target_port }
 }

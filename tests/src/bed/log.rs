@@ -82,7 +82,16 @@ impl Log {
 
     /// The access log: the lines that report a connection's end.
     pub fn access(&self) -> Vec<AccessLine> {
-        self.text().lines().filter_map(AccessLine::parse).collect()
+        self.lines_of(" access ")
+    }
+
+    /// The lines that report what a policy in dry-run mode would have refused.
+    pub fn dry_run(&self) -> Vec<AccessLine> {
+        self.lines_of(" dry-run ")
+    }
+
+    fn lines_of(&self, event: &str) -> Vec<AccessLine> {
+        self.text().lines().filter(|line| line.contains(event)).filter_map(AccessLine::parse).collect()
     }
 
     /// Prints the last lines for the one who reads why a test failed.
@@ -98,7 +107,7 @@ pub struct AccessLine {
 }
 
 impl AccessLine {
-    /// Reads a line of key=value pairs; `None` if it does not report a connection.
+    /// Reads a line of key=value pairs; `None` if it does not tell of a connection.
     pub fn parse(line: &str) -> Option<Self> {
         let at = line.find("reporter=")?;
         let mut fields = BTreeMap::new();

@@ -64,12 +64,12 @@ pub struct ServiceDoc {
     pub namespace: String,
     pub addresses: Vec<IpAddr>,
     pub ports: Vec<PortDoc>,
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub selector: BTreeMap<String, String>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub endpoints: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub traffic_distribution: Option<String>,
+    pub selector: Option<BTreeMap<String, String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub endpoints: Option<Vec<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub distribution: Option<String>,
 }
 
 /// A service's port in the mesh file.
@@ -78,7 +78,7 @@ pub struct ServiceDoc {
 #[expect(missing_docs, reason = "the fields are the mesh file's own")]
 pub struct PortDoc {
     pub port: u16,
-    pub target_port: serde_json::Value,
+    pub target: String,
 }
 
 impl MeshDoc {

@@ -1,7 +1,6 @@
 //! The real programs in the bed: which binary, which arguments. All that depends on Adit's command line is here.
 
 use std::ffi::OsString;
-use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -183,7 +182,6 @@ pub(super) struct Process {
 
 impl Process {
     pub(super) fn start_ca(settings: &CaSettings, place: &Place, log: &Log) -> anyhow::Result<Self> {
-        fs::create_dir_all(&settings.dir).with_context(|| format!("make {}", settings.dir.display()))?;
         Self::start(settings.arguments(), place, log)
     }
 

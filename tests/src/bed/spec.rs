@@ -131,7 +131,7 @@ impl ServiceSpec {
         self
     }
 
-    /// A pod that is an endpoint.
+    /// A pod that is an endpoint, if there is no selector; of another namespace as `namespace/name`.
     pub fn endpoint(mut self, pod: &str) -> Self {
         self.endpoints.push(pod.to_owned());
         self
