@@ -49,17 +49,30 @@ impl CaCall {
         fs::write(&body, "")?;
         let settings = bed.ca_settings();
         let mut curl = Command::new("curl");
-        curl.args(["--silent", "--show-error", "--http2", "--max-time", "10", "--cacert"]).arg(settings.root());
+        curl.args(["--silent", "--show-error", "--http2", "--max-time", "10", "--cacert"])
+            .arg(settings.root());
         curl.arg("--dump-header").arg(&headers).arg("--output").arg(&body);
         curl.args(["--header", "content-type: application/grpc", "--header", "te: trailers"]);
         if let Some(token) = &self.token {
             curl.args(["--header", &format!("authorization: Bearer {token}")]);
         }
         curl.arg("--data-binary").arg(format!("@{}", request.display()));
-        curl.arg(format!("https://{}/istio.v1.auth.IstioCertificateService/CreateCertificate", settings.listen));
-        let output = node.inside(|| curl.stdin(Stdio::null()).output())?.context("start curl")?;
-        ensure!(output.status.success(), "curl: {}", String::from_utf8_lossy(&output.stderr));
-        parse(&fs::read_to_string(&headers).context("read the answer's head")?, &fs::read(&body)?)
+        curl.arg(format!(
+            "https://{}/istio.v1.auth.IstioCertificateService/CreateCertificate",
+            settings.listen
+        ));
+        let output = node
+            .inside(|| curl.stdin(Stdio::null()).output())?
+            .context("start curl")?;
+        ensure!(
+            output.status.success(),
+            "curl: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        parse(
+            &fs::read_to_string(&headers).context("read the answer's head")?,
+            &fs::read(&body)?,
+        )
     }
 
     fn encode(&self) -> Vec<u8> {
@@ -82,12 +95,26 @@ impl CaCall {
 pub fn csr(identity: &str) -> anyhow::Result<String> {
     let names = format!("subjectAltName=critical,URI:{identity}");
     let output = Command::new("openssl")
-        .args(["req", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/"])
+        .args([
+            "req",
+            "-new",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:P-256",
+            "-nodes",
+            "-subj",
+            "/",
+        ])
         .args(["-keyout", "/dev/null", "-addext", &names])
         .stdin(Stdio::null())
         .output()
         .context("start openssl")?;
-    ensure!(output.status.success(), "openssl req: {}", String::from_utf8_lossy(&output.stderr));
+    ensure!(
+        output.status.success(),
+        "openssl req: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
@@ -95,8 +122,15 @@ pub fn csr(identity: &str) -> anyhow::Result<String> {
 pub fn certificate_text(pem: &str, dir: &Path) -> anyhow::Result<String> {
     let file = dir.join("certificate.pem");
     fs::write(&file, pem)?;
-    let output = Command::new("openssl").args(["x509", "-noout", "-text", "-in"]).arg(&file).output()?;
-    ensure!(output.status.success(), "openssl x509: {}", String::from_utf8_lossy(&output.stderr));
+    let output = Command::new("openssl")
+        .args(["x509", "-noout", "-text", "-in"])
+        .arg(&file)
+        .output()?;
+    ensure!(
+        output.status.success(),
+        "openssl x509: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
@@ -132,12 +166,18 @@ fn parse(headers: &str, body: &[u8]) -> anyhow::Result<CaAnswer> {
         .filter_map(|line| line.split_once(':'))
         .map(|(name, value)| (name.to_ascii_lowercase(), value.trim()))
         .collect();
-    let status = fields.get("grpc-status").with_context(|| format!("an answer without grpc-status:\n{headers}"))?;
+    let status = fields
+        .get("grpc-status")
+        .with_context(|| format!("an answer without grpc-status:\n{headers}"))?;
     let message = fields.get("grpc-message").copied().unwrap_or_default();
     Ok(CaAnswer {
         status: status.parse().context("grpc-status")?,
         message: percent_decoded(message),
-        chain: if body.is_empty() { Vec::new() } else { parse_chain(body)? },
+        chain: if body.is_empty() {
+            Vec::new()
+        } else {
+            parse_chain(body)?
+        },
     })
 }
 
@@ -148,7 +188,9 @@ fn parse_chain(body: &[u8]) -> anyhow::Result<Vec<String>> {
         ensure!(*tag == (1 << 3 | 2), "an unexpected field in the answer: tag {tag}");
         let (length, after) = read_varint(after)?;
         let length = usize::try_from(length)?;
-        let Some(content) = after.get(..length) else { bail!("an answer cut short") };
+        let Some(content) = after.get(..length) else {
+            bail!("an answer cut short")
+        };
         chain.push(String::from_utf8(content.to_vec()).context("a certificate that is not text")?);
         rest = &after[length..];
     }
@@ -191,7 +233,12 @@ mod tests {
 
     #[test]
     fn messages_are_encoded_as_protobuf_does() {
-        let call = CaCall { csr: "c".repeat(200), identity: Some("id".to_owned()), seconds: 300, ..CaCall::default() };
+        let call = CaCall {
+            csr: "c".repeat(200),
+            identity: Some("id".to_owned()),
+            seconds: 300,
+            ..CaCall::default()
+        };
         let bytes = call.encode();
         assert_eq!(bytes[..3], [0x0a, 0xc8, 0x01], "a string of 200 bytes in field 1");
         assert_eq!(bytes[203..206], [0x18, 0xac, 0x02], "300 in field 3");
@@ -202,13 +249,23 @@ mod tests {
     fn an_answer_is_read_with_its_trailers() {
         let body = framed(&[field(1, b"leaf"), field(1, b"root")].concat());
         let answer = parse("HTTP/2 200 \r\n\r\ngrpc-status: 0\r\n", &body).unwrap();
-        assert_eq!((answer.status, answer.chain), (0, vec!["leaf".to_owned(), "root".to_owned()]));
+        assert_eq!(
+            (answer.status, answer.chain),
+            (0, vec!["leaf".to_owned(), "root".to_owned()])
+        );
         let refused = parse("HTTP/2 200 \r\ngrpc-status: 7\r\ngrpc-message: not%20yours\r\n", b"").unwrap();
-        assert_eq!((refused.status, refused.message.as_str()), (PERMISSION_DENIED, "not yours"));
+        assert_eq!(
+            (refused.status, refused.message.as_str()),
+            (PERMISSION_DENIED, "not yours")
+        );
     }
 
     #[test]
     fn openssl_makes_a_request() {
-        assert!(csr("spiffe://cluster.local/ns/a/sa/b").unwrap().contains("BEGIN CERTIFICATE REQUEST"));
+        assert!(
+            csr("spiffe://cluster.local/ns/a/sa/b")
+                .unwrap()
+                .contains("BEGIN CERTIFICATE REQUEST")
+        );
     }
 }

@@ -216,7 +216,7 @@ pub fn attempt(server: SocketAddr) -> anyhow::Result<Attempt> {
 }
 
 /// Reads to the end and says how it came.
-pub fn read_to_end(stream: &mut TcpStream) -> (String, Ending) {
+pub fn read_to_end(mut stream: &TcpStream) -> (String, Ending) {
     let mut bytes = Vec::new();
     let mut buffer = vec![0; 64 << 10];
     let ending = loop {

@@ -8,10 +8,10 @@ use std::sync::{Mutex, Once};
 use anyhow::{Context, ensure};
 
 use super::log::Log;
-use super::mesh::{MeshDoc, NodeDoc, PortDoc, ServiceDoc, WorkloadDoc};
+use super::mesh::{MeshDoc, NodeDoc, PortDoc, ServiceDoc};
 use super::netns::{self, Namespaces};
 use super::node::Node;
-use super::pod::{Pod, uid};
+use super::pod::Pod;
 use super::process::{CA_PORT, CaSettings, NodeSettings};
 use super::spec::{Membership, PodSpec, ServiceSpec};
 use super::sweep::{PREFIX, sweep};
@@ -121,7 +121,7 @@ impl BedBuilder {
                     name: name.clone(),
                     mesh: mesh_path.clone(),
                     ca: plan.ca,
-                    ca_root: dir.path().join("ca/root.pem"),
+                    ca_root: dir.path().join("trust.pem"),
                     ca_token: dir.path().join(format!("{name}.token")),
                     pods_cgroup: cgroups.add(format!("{name}/pods"))?,
                     more: self.node_arguments.clone(),
@@ -307,25 +307,8 @@ fn services(specs: &[ServiceSpec]) -> anyhow::Result<Vec<Service>> {
 }
 
 fn mesh_doc(bed: &BedBuilder, nodes: &[Node], pods: &[Pod]) -> anyhow::Result<MeshDoc> {
-    let workloads = pods
-        .iter()
-        .filter(|pod| pod.spec.membership != Membership::Unknown)
-        .map(|pod| {
-            let enrolled = pod.spec.membership == Membership::Enrolled;
-            WorkloadDoc {
-                name: pod.spec.name.clone(),
-                namespace: pod.spec.namespace.clone(),
-                service_account: pod.spec.account.clone(),
-                uid: uid(&pod.spec),
-                node: pod.node.clone(),
-                addresses: pod.addresses(),
-                protocol: if enrolled { "hbone" } else { "plain" }.to_owned(),
-                labels: pod.spec.labels.clone(),
-                ports: pod.spec.ports.clone(),
-                policies: pod.spec.policies.clone(),
-                netns: enrolled.then(|| pod.netns()),
-            }
-        });
+    let known = pods.iter().filter(|pod| pod.spec.membership != Membership::Unknown);
+    let workloads = known.map(|pod| pod.entry(pod.spec.membership == Membership::Enrolled));
     let services = bed
         .services
         .iter()
@@ -337,7 +320,10 @@ fn mesh_doc(bed: &BedBuilder, nodes: &[Node], pods: &[Pod]) -> anyhow::Result<Me
             ports: spec
                 .ports
                 .iter()
-                .map(|(port, target)| PortDoc { port: *port, target: target.clone() })
+                .map(|(port, target)| PortDoc {
+                    port: *port,
+                    target: target.clone(),
+                })
                 .collect(),
             selector: (!spec.selector.is_empty()).then(|| spec.selector.clone()),
             endpoints: spec.selector.is_empty().then(|| spec.endpoints.clone()),

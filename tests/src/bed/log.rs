@@ -91,7 +91,11 @@ impl Log {
     }
 
     fn lines_of(&self, event: &str) -> Vec<AccessLine> {
-        self.text().lines().filter(|line| line.contains(event)).filter_map(AccessLine::parse).collect()
+        self.text()
+            .lines()
+            .filter(|line| line.contains(event))
+            .filter_map(AccessLine::parse)
+            .collect()
     }
 
     /// Prints the last lines for the one who reads why a test failed.

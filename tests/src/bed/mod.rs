@@ -238,17 +238,31 @@ impl Bed {
         self.ca.settings.token(token)
     }
 
-    /// Starts the CA, then all proxies, and waits until all are ready.
-    pub fn start_all(&self) -> anyhow::Result<()> {
-        self.start_ca()?;
+    /// The file with the roots that the proxies trust when they call the CA.
+    pub fn trust_file(&self) -> &Path {
+        &self.nodes[0].settings.ca_root
+    }
+
+    /// Gives every proxy what it needs to call the CA: the CA's root, which must have been made, and a token each.
+    pub fn introduce_ca(&self) -> anyhow::Result<()> {
+        let root = self.ca.settings.root();
+        let text = std::fs::read_to_string(&root).with_context(|| format!("read the CA's root {}", root.display()))?;
+        mesh::replace(self.trust_file(), &text)?;
         for node in &self.nodes {
             let token = self.token(&TokenSpec {
                 node: node.name().to_owned(),
                 ..TokenSpec::default()
             })?;
             node.write_token(&token)?;
-            node.launch()?;
         }
+        Ok(())
+    }
+
+    /// Starts the CA, then all proxies, and waits until all are ready.
+    pub fn start_all(&self) -> anyhow::Result<()> {
+        self.start_ca()?;
+        self.introduce_ca()?;
+        self.nodes.iter().try_for_each(Node::launch)?;
         self.nodes.iter().try_for_each(|node| node.wait_ready(READY_DEADLINE))
     }
 

@@ -12,6 +12,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::log::Log;
+use super::mesh::WorkloadDoc;
 use super::netns;
 use super::remote::{DEFAULT_DEADLINE, Running, Stage};
 use super::spec::PodSpec;
@@ -48,7 +49,24 @@ impl Pod {
 
     /// Its workload's uid in the mesh file.
     pub fn uid(&self) -> String {
-        uid(&self.spec)
+        format!("Kubernetes//Pod/{}/{}", self.spec.namespace, self.spec.name)
+    }
+
+    /// Its entry in the mesh file: enrolled and reached over HBONE, or outside the mesh.
+    pub fn entry(&self, enrolled: bool) -> WorkloadDoc {
+        WorkloadDoc {
+            name: self.spec.name.clone(),
+            namespace: self.spec.namespace.clone(),
+            service_account: self.spec.account.clone(),
+            uid: self.uid(),
+            node: self.node.clone(),
+            addresses: self.addresses(),
+            protocol: if enrolled { "hbone" } else { "plain" }.to_owned(),
+            labels: self.spec.labels.clone(),
+            ports: self.spec.ports.clone(),
+            policies: self.spec.policies.clone(),
+            netns: enrolled.then(|| self.netns()),
+        }
     }
 
     /// The identity that its connections carry.
@@ -196,11 +214,6 @@ impl Pod {
             || self.listens(port),
         )
     }
-}
-
-/// The uid that the mesh file gives a pod.
-pub(super) fn uid(spec: &PodSpec) -> String {
-    format!("Kubernetes//Pod/{}/{}", spec.namespace, spec.name)
 }
 
 /// Whether a line of /proc/net/tcp is a listening socket (state 0A) on `port`.
