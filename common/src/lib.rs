@@ -1,2 +1,20 @@
+//! What Adit's kernel programs and its proxy share: map keys and values, and the decisions that the programs take.
+//!
+//! The decisions are pure functions over plain values, so that unit tests run them in user space exactly as the
+//! kernel does. Nothing here allocates or panics.
+
 #![no_std]
-//! x
+
+mod addr;
+mod decide;
+mod maps;
+
+pub use addr::{Addr, HostPort};
+pub use decide::{
+    ConnectFacts, ConnectVerdict, HBONE_PORT, MAX_CANDIDATES, Refusal, SynFacts, SynVerdict, candidate_port, connect,
+    destination_hash, syn,
+};
+pub use maps::{
+    AddrKey, COMMAND_LEN, Flow, FlowKey, LISTENERS_PER_POD, Listener, MAX_CLIENTS, MAX_FLOWS, MAX_PODS, Pod, PodFlags,
+    listener_index,
+};

@@ -1,2 +1,66 @@
-//! The adit binary.
-fn main() {}
+//! The `adit` binary: reads the command line and runs what it asks for.
+
+use std::error::Error;
+use std::io::Write;
+use std::process::ExitCode;
+
+use adit::cli::{self, CliError, Hardening, Invocation, LogSettings};
+
+fn main() -> ExitCode {
+    match cli::parse(std::env::args_os()) {
+        Ok(invocation) => match run(invocation) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                complain(error.as_ref());
+                ExitCode::FAILURE
+            }
+        },
+        Err(error) => {
+            match &error {
+                // clap's own rendering: usage, and colours where there is a terminal.
+                CliError::Usage(error) => drop(error.print()),
+                error => complain(error),
+            }
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+fn run(invocation: Invocation) -> anyhow::Result<()> {
+    match invocation {
+        Invocation::Node(settings) => {
+            start(&settings.log);
+            control_runtime()?.block_on(cli::node::run(*settings))
+        }
+        Invocation::Ca(args) => {
+            start(&args.log());
+            control_runtime()?.block_on(cli::run_ca(*args))
+        }
+        Invocation::Version => {
+            writeln!(std::io::stdout(), "{}", cli::version())?;
+            Ok(())
+        }
+    }
+}
+
+fn start(log: &LogSettings) {
+    let Hardening { open_files, undumpable } = cli::prepare_process();
+    cli::init_logging(log);
+    match open_files {
+        Ok(limit) => tracing::debug!(limit, "open files"),
+        Err(error) => tracing::warn!(%error, "cannot raise the limit of open files; the soft limit stays"),
+    }
+    if let Err(error) = undumpable {
+        tracing::warn!(%error, "cannot keep keys out of core dumps");
+    }
+}
+
+/// One thread for what is not carrying bytes: sources, certificates, the admin page. The data plane brings its own.
+fn control_runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()
+}
+
+/// Prints an error and what caused it on one line.
+fn complain(error: &dyn Error) {
+    eprintln!("adit: {}", cli::chain(error));
+}

@@ -1,2 +1,72 @@
-//! Developer tasks.
-fn main() {}
+//! Adit's developer tasks: `cargo xtask TASK`, `cargo xtask --help` lists them.
+
+mod apps;
+mod bpf;
+mod build;
+mod ci;
+mod context;
+mod lint;
+mod packages;
+mod process;
+mod test;
+mod vm;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+use crate::context::Context;
+
+/// Adit's developer tasks.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Build the kernel programs into `target/bpf/adit.bpf.o`; finds or installs a toolchain that can
+    BuildEbpf,
+    /// Build the kernel programs, then everything else, in release mode
+    Build,
+    /// Check formatting and run clippy with warnings denied, on every crate
+    Lint,
+    /// Run unit tests, integration tests (as root), and the latter on other kernels
+    Test(test::Selection),
+    /// Run integration tests on Debian's kernels in virtual machines
+    Vm(vm::Selection),
+    /// Run lint and all tests
+    Ci,
+    /// Show the main job on two nodes: arguments go to the demo (`--keep`, `--json FILE`)
+    Demo(apps::Passthrough),
+    /// Measure plain TCP and Adit side by side: arguments go to the bench (`--quick`, `--json FILE`)
+    Bench(apps::Passthrough),
+}
+
+fn main() -> ExitCode {
+    match run(Cli::parse().task) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(task: Task) -> Result<ExitCode> {
+    let context = Context::from_environment()?;
+    match task {
+        Task::BuildEbpf => bpf::build(&context)?,
+        Task::Build => build::everything(&context)?,
+        Task::Lint => lint::run(&context)?,
+        Task::Test(selection) => return Ok(test::report(test::run(&context, &selection)?)),
+        Task::Vm(selection) => return Ok(test::report(vm::run(&context, &selection)?)),
+        Task::Ci => return Ok(test::report(ci::run(&context)?)),
+        Task::Demo(arguments) => return apps::run(&context, "adit-demo", &arguments),
+        Task::Bench(arguments) => return apps::run(&context, "adit-bench", &arguments),
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,1 +1,267 @@
 //! Arguments, environment and configuration file to a running process.
+
+mod args;
+mod ca;
+mod file;
+mod logging;
+pub mod node;
+mod process;
+mod settings;
+mod values;
+
+use std::ffi::OsString;
+
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use thiserror::Error;
+
+pub use args::{LogArgs, NodeArgs};
+pub use ca::CaArgs;
+pub use file::FileError;
+pub use logging::{LogSettings, init_logging};
+pub use process::{Hardening, prepare_process};
+pub use settings::{CaClientSettings, NodeSettings, SettingsError};
+pub use values::{BpfLog, LogLevel, PodName, ValueError, parse_bytes, parse_duration};
+
+/// What the command line asks for.
+#[derive(Debug)]
+pub enum Invocation {
+    /// `adit node`.
+    Node(Box<NodeSettings>),
+    /// `adit ca` and what stands below it.
+    Ca(Box<CaArgs>),
+    /// `adit version`.
+    Version,
+}
+
+/// Why a command line, its environment and configuration file are not a runnable command.
+#[derive(Debug, Error)]
+pub enum CliError {
+    /// clap refuses the arguments, or was asked for help.
+    #[error(transparent)]
+    Usage(#[from] clap::Error),
+    /// The configuration file cannot be used.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// Every setting is well-formed, but they do not go together.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+}
+
+impl CliError {
+    /// The exit code that tells a script what went wrong: 0 where help was asked for, 2 for bad usage.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Usage(error) if !error.use_stderr() => 0,
+            _ => 2,
+        }
+    }
+}
+
+/// Reads a command line: flags go before environment variables, these before the configuration file.
+pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, CliError> {
+    let matches = file::matches(Adit::command(), args.into_iter().collect())?;
+    match Adit::from_arg_matches(&matches)?.command {
+        Command::Node(args) => Ok(Invocation::Node(Box::new((*args).try_into()?))),
+        Command::Ca(args) => Ok(Invocation::Ca(args)),
+        Command::Version => Ok(Invocation::Version),
+    }
+}
+
+/// What `adit version` prints.
+pub fn version() -> String {
+    format!(
+        "adit {} ({} {})",
+        env!("CARGO_PKG_VERSION"),
+        std::env::consts::OS,
+        std::env::consts::ARCH
+    )
+}
+
+/// An error and its causes on one line. A cause that the line already tells is left out.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut line = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let text = error.to_string();
+        if !line.contains(&text) {
+            line.push_str(": caused by: ");
+            line.push_str(&text);
+        }
+        cause = error.source();
+    }
+    line.lines().map(str::trim).collect::<Vec<_>>().join(" ")
+}
+
+/// Runs `adit ca` or a command below it.
+pub async fn run_ca(args: CaArgs) -> anyhow::Result<()> {
+    ca::run(args).await
+}
+
+const ABOUT: &str = "Each pod's TCP traffic under the pod's own identity";
+const LONG_ABOUT: &str = "\
+Adit gives the TCP traffic of every Kubernetes pod the pod's own cryptographic identity. \
+Programs in the kernel steer the connections of a node's pods to one proxy per node, which carries \
+them to their peers over mutual TLS (HBONE, as Istio's ambient mode speaks it).
+
+  adit node    the proxy, one for each node
+  adit ca      a certificate authority that gives each node the certificates of its own pods, and no others
+
+Every flag of a command is also an environment variable (--node-name is ADIT_NODE_NAME) and a key of \
+its configuration file (node-name), given with --config. A flag goes before a variable, a variable \
+before the file, the file before the default.";
+const EXAMPLES: &str = "\
+Examples:
+  adit ca --help
+  adit node --node-name worker-1 --mesh-file /etc/adit/mesh.yaml \\
+      --ca-address https://ca.example:15012 --ca-root /etc/adit/ca-root.pem
+  adit node --config /etc/adit/node.yaml --log-level debug";
+
+#[derive(Debug, Parser)]
+#[command(
+    name = "adit",
+    version,
+    about = ABOUT,
+    long_about = LONG_ABOUT,
+    after_help = EXAMPLES,
+    arg_required_else_help = true,
+    max_term_width = 110
+)]
+struct Adit {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the proxy of this node
+    #[command(long_about = args::LONG_ABOUT, after_long_help = args::EXAMPLES)]
+    Node(Box<NodeArgs>),
+    /// Run the embedded certificate authority, or make a node's token
+    Ca(Box<CaArgs>),
+    /// Print the version
+    Version,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn command_line(args: &[&str]) -> Vec<OsString> {
+        args.iter().map(OsString::from).collect()
+    }
+
+    const NODE: &[&str] = &[
+        "adit",
+        "node",
+        "--node-name=n1",
+        "--mesh-file=/m.yaml",
+        "--ca-address=https://ca:15012",
+        "--ca-root=/root.pem",
+    ];
+
+    #[test]
+    fn the_command_tree_is_sound() {
+        Adit::command().debug_assert();
+    }
+
+    #[test]
+    fn a_node_needs_a_name_a_mesh_and_an_authority_only() {
+        let Ok(Invocation::Node(settings)) = parse(command_line(NODE)) else {
+            panic!("not a node")
+        };
+        assert_eq!(settings.node_name, "n1");
+        assert_eq!(settings.admin.to_string(), "127.0.0.1:15000");
+        assert_eq!(settings.drain_deadline, std::time::Duration::from_secs(5));
+        assert!(settings.workers >= 1);
+        let Err(CliError::Usage(error)) = parse(command_line(&NODE[..2])) else {
+            panic!("accepted")
+        };
+        for flag in ["--node-name", "--mesh-file", "--ca-address", "--ca-root"] {
+            assert!(error.to_string().contains(flag), "{flag} is not named in: {error}");
+        }
+    }
+
+    #[test]
+    fn help_is_no_failure_and_bad_usage_is_2() {
+        for (args, code) in [
+            (&["adit", "--help"][..], 0),
+            (&["adit", "node", "--help"], 0),
+            (&["adit", "--version"], 0),
+            (&["adit", "node"], 2),
+            (&["adit", "nonsense"], 2),
+            (&["adit", "node", "--config", "/nonexistent/adit.yaml"], 2),
+        ] {
+            assert_eq!(parse(command_line(args)).unwrap_err().exit_code(), code, "{args:?}");
+        }
+    }
+
+    #[test]
+    fn a_configuration_file_stands_in_for_flags() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("node.yaml");
+        let text = "node-name: from-file\nmesh-file: /m.yaml\nca-address: https://ca:1\nca-root: /r.pem\n\
+                    access-log: off\nworkers: 3\ndrain-deadline: 2m\n";
+        std::fs::write(&file, text).unwrap();
+        let mut args = command_line(&["adit", "node", "--workers", "2", "--config"]);
+        args.push(file.into());
+        let Invocation::Node(settings) = parse(args).unwrap() else {
+            panic!("not a node")
+        };
+        assert_eq!((settings.node_name.as_str(), settings.workers), ("from-file", 2));
+        assert_eq!(settings.drain_deadline, std::time::Duration::from_secs(120));
+        assert_eq!(settings.access_log, None);
+    }
+
+    #[test]
+    fn an_error_and_its_causes_are_one_line() {
+        let error = parse(command_line(&["adit", "node", "--config", "/nonexistent/adit.yaml"])).unwrap_err();
+        let line = chain(&error);
+        assert!(
+            line.starts_with("cannot read the configuration file /nonexistent/adit.yaml: caused by: No such"),
+            "{line}"
+        );
+    }
+
+    /// The documentation names every flag of every command, and no flag that does not exist.
+    #[test]
+    fn the_documentation_names_every_flag() {
+        const DOC: &str = include_str!("../../../docs/configuration.md");
+        let mut known = vec!["--help".to_owned(), "--version".to_owned()];
+        let command = Adit::command();
+        let node = command.find_subcommand("node").unwrap();
+        for arg in node.get_arguments() {
+            let Some(long) = arg.get_long() else { continue };
+            let env = arg
+                .get_env()
+                .unwrap_or_else(|| panic!("--{long} has no environment variable"));
+            assert_eq!(
+                env.to_str().unwrap(),
+                format!("ADIT_{}", long.to_uppercase().replace('-', "_"))
+            );
+            assert!(arg.get_help_heading().is_some(), "--{long} stands under no heading");
+            assert!(
+                DOC.contains(&format!("| `--{long}` |")),
+                "docs/configuration.md lacks --{long}"
+            );
+            for default in arg.get_default_values() {
+                let row = DOC
+                    .lines()
+                    .find(|line| line.starts_with(&format!("| `--{long}` |")))
+                    .unwrap();
+                let default = default.to_str().unwrap();
+                assert!(
+                    row.contains(&format!("| `{default}` |")),
+                    "the default of --{long} is {default}: {row}"
+                );
+            }
+            known.push(format!("--{long}"));
+        }
+        for row in DOC.lines().filter(|line| line.starts_with("| `--")) {
+            let flag = row.split('`').nth(1).unwrap();
+            assert!(
+                known.iter().any(|known| known == flag),
+                "docs/configuration.md has {flag}, which does not exist"
+            );
+        }
+    }
+}

@@ -1,3 +1,64 @@
 //! Outbound and inbound: decide, connect, relay.
+//!
+//! A few workers, each a thread with a runtime of its own, carry all connections. The kernel spreads connections over
+//! the workers, and whatever belongs to one connection, its tunnel included, stays with one worker: a byte crosses no
+//! thread on its way.
 
+mod accept;
+mod inbound;
+mod outbound;
 pub mod record;
+mod track;
+mod worker;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use crate::hbone::HboneSettings;
+use crate::identity::CertStore;
+use crate::mesh::MeshHandle;
+use crate::node::LocalPods;
+use crate::steer::{Clients, Flows};
+use record::Observer;
+
+pub use worker::Workers;
+
+/// How the data plane behaves.
+#[derive(Debug, Clone)]
+pub struct DataplaneSettings {
+    /// How long a connection to a tunnel's peer, an application or a plain destination may take.
+    pub connect_timeout: Duration,
+    /// Sizes and times of tunnels.
+    pub hbone: HboneSettings,
+}
+
+/// What all workers use.
+pub struct Dataplane {
+    /// What exists.
+    pub mesh: MeshHandle,
+    /// The certificates.
+    pub certs: CertStore,
+    /// Where captured connections were going.
+    pub flows: Flows,
+    /// Where applications are told their true clients.
+    pub clients: Clients,
+    /// The enrolled pods.
+    pub pods: LocalPods,
+    /// Who is told of connections.
+    pub observer: Arc<dyn Observer>,
+    /// How to behave.
+    pub settings: DataplaneSettings,
+    /// Whether the process takes no more connections.
+    pub draining: watch::Receiver<bool>,
+    /// The number of the next connection.
+    pub next_id: AtomicU64,
+}
+
+impl Dataplane {
+    fn next_id(&self) -> u64 {
+        self.next_id.fetch_add(1, Ordering::Relaxed)
+    }
+}

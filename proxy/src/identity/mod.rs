@@ -1,5 +1,30 @@
 //! Who a workload is: SPIFFE ids, certificates, the per-identity store and the CA clients that fill it.
 
+mod ca;
+mod certificate;
+mod chain;
+mod entry;
+mod issuer;
+mod key;
+mod lease;
+pub(crate) mod proto;
+mod schedule;
 mod spiffe;
+mod status;
+mod store;
+#[cfg(test)]
+pub(crate) mod testing;
+mod tls;
+mod verify;
 
+pub use ca::{CaClient, CaSettings, CaSettingsError};
+pub use certificate::Certificate;
+pub use chain::{CertificateError, MAX_CHAIN_BYTES, MAX_CHAIN_CERTS, peer_identity};
+pub use issuer::{BoxFuture, CallOutcome, IssueError, Issuer};
+pub use key::{KeyError, PrivateKey};
+pub use lease::IdentityLease;
+pub use schedule::{backoff, refresh_after};
 pub use spiffe::{MAX_ID_LEN, MAX_TRUST_DOMAIN_LEN, SpiffeError, SpiffeId, TrustDomain};
+pub use status::{IdentityState, IdentityStatus, StoreStats};
+pub use store::{CertStore, IdentityError, StoreSettings};
+pub(crate) use tls::provider as crypto_provider;

@@ -1,5 +1,25 @@
 //! What exists: workloads, services and policies, and the indexes over them.
+//!
+//! A [`Mesh`] is one immutable snapshot. A source of truth ([`source`]) builds each anew and publishes it through a
+//! [`MeshHandle`]; everything else loads the latest and sees one consistent state for as long as it holds it.
 
+mod endpoints;
+mod error;
+mod handle;
 mod model;
+mod policy_model;
+mod snapshot;
+pub mod source;
 
-pub use model::{Protocol, Service, ServicePort, TargetPort, TrafficDistribution, Workload};
+pub use endpoints::{Endpoint, EndpointError};
+pub use error::{MeshError, Subject};
+pub use handle::MeshHandle;
+pub use model::{Node, Protocol, Service, ServicePort, TargetPort, TrafficDistribution, Workload};
+pub use policy_model::{
+    Action, Clause, IpBlock, IpBlockError, Listed, Match, Policy, PolicySet, Rule, Scope, ServiceAccountMatch,
+    StringMatch, StringMatchError,
+};
+pub use snapshot::{Mesh, MeshParts};
+
+#[cfg(test)]
+pub(crate) use snapshot::tests::workload as test_workload;

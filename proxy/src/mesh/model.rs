@@ -20,6 +20,17 @@ pub enum Protocol {
     Plain,
 }
 
+/// A machine that runs workloads.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Node {
+    /// The node's name.
+    pub name: Arc<str>,
+    /// Its zone; empty where unknown.
+    pub zone: Arc<str>,
+    /// Its own addresses.
+    pub addresses: Vec<IpAddr>,
+}
+
 /// A pod, or something else with addresses that stands for one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Workload {
@@ -52,6 +63,14 @@ pub struct Workload {
 }
 
 impl Workload {
+    /// Its address of the same family as `like`, where it has one.
+    pub fn address_like(&self, like: IpAddr) -> Option<IpAddr> {
+        self.addresses
+            .iter()
+            .copied()
+            .find(|address| address.is_ipv4() == like.to_canonical().is_ipv4())
+    }
+
     /// The canonical service name: the label that says so, else `app`, else the workload's name.
     pub fn canonical_name(&self) -> &str {
         ["service.istio.io/canonical-name", "app.kubernetes.io/name", "app"]

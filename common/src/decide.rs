@@ -1,0 +1,270 @@
+//! The decisions of the kernel programs.
+
+use crate::{Addr, HostPort, Listener, Pod};
+
+/// The port on which an enrolled pod takes tunnels.
+pub const HBONE_PORT: HostPort = HostPort(15008);
+
+/// How many rewritten ports are tried before a connect is refused.
+pub const MAX_CANDIDATES: u32 = 8;
+
+/// What the connect hook knows.
+#[derive(Clone, Copy, Debug)]
+pub struct ConnectFacts {
+    /// The address that the application dials.
+    pub destination: Addr,
+    /// Whether the caller is the proxy.
+    pub by_proxy: bool,
+    /// Whether the address map names the destination as the pod's own.
+    pub to_other_own_address: bool,
+}
+
+/// What becomes of a connect.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ConnectVerdict {
+    /// Left alone.
+    Pass,
+    /// Rewritten to this address, at a port that [`candidate_port`] gives.
+    Capture(Addr),
+    /// Refused with `EPERM`.
+    Refuse(Refusal),
+}
+
+/// Why a connect is refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Refusal {
+    /// The pod has no address of the destination's family to rewrite to.
+    NoAddress,
+    /// No rewritten port was free.
+    NoPort,
+    /// The kernel had no memory for the socket's storage.
+    NoMemory,
+}
+
+/// Decides on a TCP connect in an enrolled pod's network namespace.
+#[inline(always)]
+pub fn connect(pod: &Pod, facts: &ConnectFacts) -> ConnectVerdict {
+    let destination = &facts.destination;
+    if facts.by_proxy || destination.is_loopback() || destination.is_unspecified() {
+        return ConnectVerdict::Pass;
+    }
+    let own = if destination.is_v4() { pod.v4 } else { pod.v6 };
+    if facts.to_other_own_address || destination.same(&own) {
+        return ConnectVerdict::Pass;
+    }
+    if own.is_none() {
+        return ConnectVerdict::Refuse(Refusal::NoAddress);
+    }
+    ConnectVerdict::Capture(own)
+}
+
+/// A number that spreads destinations over the rewritten ports.
+#[inline(always)]
+pub const fn destination_hash(seed: u32, addr: &Addr, port: HostPort) -> u32 {
+    let mut hash = seed ^ (port.0 as u32).wrapping_mul(0x9e37_79b1);
+    hash = (hash ^ addr.words[0]).wrapping_mul(0x85eb_ca6b);
+    hash = (hash ^ (hash >> 15) ^ addr.words[1]).wrapping_mul(0xc2b2_ae35);
+    hash = (hash ^ (hash >> 13) ^ addr.words[2]).wrapping_mul(0x27d4_eb2f);
+    hash = (hash ^ (hash >> 15) ^ addr.words[3]).wrapping_mul(0x1656_67b1);
+    hash ^ (hash >> 16)
+}
+
+/// The port that a connect is rewritten to, on the `attempt`th try.
+///
+/// It lies outside the pod's range of local ports: a source port that equals it, on the same address, would make
+/// TCP connect to itself.
+#[inline(always)]
+pub const fn candidate_port(hash: u32, attempt: u32, local_ports: [u16; 2]) -> HostPort {
+    let [low, high] = [local_ports[0] as u32, local_ports[1] as u32];
+    let inside = if low == 0 || high < low { 0 } else { high - low + 1 };
+    // Steps of a large odd number, so that attempts do not run into a neighbour's.
+    let hash = hash.wrapping_add(attempt.wrapping_mul(0x9e37_79b9));
+    let outside = 65_535 - inside;
+    if outside == 0 {
+        return HostPort((1 + hash % 65_535) as u16);
+    }
+    let port = 1 + hash % outside;
+    HostPort(if inside > 0 && port >= low { port + inside } else { port } as u16)
+}
+
+/// What the socket lookup knows of a SYN.
+#[derive(Clone, Copy, Debug)]
+pub struct SynFacts {
+    /// Where it comes from.
+    pub remote: Addr,
+    /// Where it goes.
+    pub local: Addr,
+    /// The port it goes to.
+    pub port: HostPort,
+    /// Whether it belongs to a captured connect of this pod.
+    pub captured: bool,
+    /// Whether the address map names the source as one of the pod's own.
+    pub from_other_own_address: bool,
+}
+
+/// What becomes of a SYN.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SynVerdict {
+    /// To whatever the application has there.
+    Pass,
+    /// To this listener of the proxy, and dropped where that is gone.
+    Steer(Listener),
+}
+
+/// Decides on a SYN that reaches an enrolled pod.
+///
+/// A source that is a loopback address or one of the pod's own cannot come from outside: the kernel drops such
+/// packets as martians, and an answer would never leave the pod.
+#[inline(always)]
+pub const fn syn(facts: &SynFacts) -> SynVerdict {
+    if facts.captured {
+        return SynVerdict::Steer(Listener::Outbound);
+    }
+    if facts.remote.is_loopback() || facts.remote.same(&facts.local) || facts.from_other_own_address {
+        return SynVerdict::Pass;
+    }
+    if facts.port.0 == HBONE_PORT.0 {
+        return SynVerdict::Steer(Listener::Hbone);
+    }
+    SynVerdict::Steer(Listener::Plaintext)
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use core::net::IpAddr;
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    fn addr(text: &str) -> Addr {
+        text.parse::<IpAddr>().unwrap().into()
+    }
+
+    fn dual_stack() -> Pod {
+        Pod {
+            v4: addr("10.0.0.5"),
+            v6: addr("fd00::5"),
+            ..Pod::default()
+        }
+    }
+
+    #[test]
+    fn a_connect_is_captured_unless_it_stays_in_the_pod_or_is_the_proxys() {
+        let (both, only4) = (
+            dual_stack(),
+            Pod {
+                v6: Addr::default(),
+                ..dual_stack()
+            },
+        );
+        let capture4 = ConnectVerdict::Capture(addr("10.0.0.5"));
+        let capture6 = ConnectVerdict::Capture(addr("fd00::5"));
+        for (pod, destination, by_proxy, other_own, verdict) in [
+            (both, "10.0.0.9", false, false, capture4),
+            (both, "::ffff:10.0.0.9", false, false, capture4),
+            (both, "fd00::9", false, false, capture6),
+            (both, "10.0.0.9", true, false, ConnectVerdict::Pass),
+            (both, "10.0.0.5", false, false, ConnectVerdict::Pass),
+            (both, "fd00::5", false, false, ConnectVerdict::Pass),
+            (both, "10.0.0.6", false, true, ConnectVerdict::Pass),
+            (both, "127.0.0.1", false, false, ConnectVerdict::Pass),
+            (both, "::1", false, false, ConnectVerdict::Pass),
+            (both, "::ffff:127.8.8.8", false, false, ConnectVerdict::Pass),
+            (both, "0.0.0.0", false, false, ConnectVerdict::Pass),
+            (both, "::", false, false, ConnectVerdict::Pass),
+            (
+                only4,
+                "fd00::9",
+                false,
+                false,
+                ConnectVerdict::Refuse(Refusal::NoAddress),
+            ),
+            (only4, "10.0.0.9", false, false, capture4),
+        ] {
+            let facts = ConnectFacts {
+                destination: addr(destination),
+                by_proxy,
+                to_other_own_address: other_own,
+            };
+            assert_eq!(connect(&pod, &facts), verdict, "{destination}, by proxy {by_proxy}");
+        }
+    }
+
+    #[test]
+    fn a_syn_goes_to_the_listener_that_its_source_and_port_call_for() {
+        let steer = SynVerdict::Steer;
+        for (remote, port, captured, other_own, verdict) in [
+            ("10.0.0.5", 80, false, false, SynVerdict::Pass),
+            ("10.0.0.5", 80, true, false, steer(Listener::Outbound)),
+            ("10.0.0.5", 15008, true, false, steer(Listener::Outbound)),
+            ("10.0.0.5", 15008, false, false, SynVerdict::Pass),
+            ("127.0.0.1", 15008, false, false, SynVerdict::Pass),
+            ("10.0.0.6", 80, false, true, SynVerdict::Pass),
+            ("10.9.0.1", 80, false, false, steer(Listener::Plaintext)),
+            ("10.9.0.1", 15008, false, false, steer(Listener::Hbone)),
+            ("10.9.0.1", 15001, false, false, steer(Listener::Plaintext)),
+        ] {
+            let facts = SynFacts {
+                remote: addr(remote),
+                local: addr("10.0.0.5"),
+                port: HostPort(port),
+                captured,
+                from_other_own_address: other_own,
+            };
+            assert_eq!(syn(&facts), verdict, "{remote} to {port}");
+        }
+    }
+
+    #[test]
+    fn rewritten_ports_stay_out_of_the_range_of_local_ports() {
+        for range in [
+            [32_768, 60_999],
+            [1024, 65_535],
+            [1, 65_534],
+            [40_000, 40_999],
+            [2, 65_535],
+        ] {
+            for hash in (0..200_000_u32).map(|i| i.wrapping_mul(2_654_435_761)) {
+                let port = candidate_port(hash, hash % MAX_CANDIDATES, range).0;
+                assert!(
+                    port != 0 && !(range[0]..=range[1]).contains(&port),
+                    "{port} in {range:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_range_that_leaves_no_port_or_is_unknown_still_gives_one() {
+        for range in [[1, 65_535], [0, 0], [9, 3]] {
+            for attempt in 0..1000 {
+                assert_ne!(candidate_port(7, attempt, range).0, 0, "{range:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn rewritten_ports_spread_over_the_whole_space() {
+        let ports: BTreeSet<u16> = (0..10_000_u32)
+            .map(|i| {
+                candidate_port(
+                    destination_hash(1, &Addr::v4(i.to_be()), HostPort(80)),
+                    0,
+                    [32_768, 60_999],
+                )
+                .0
+            })
+            .collect();
+        // Throwing 10,000 balls into 37,303 bins leaves some 8,770 bins in use.
+        assert!(ports.len() > 8_500, "{}", ports.len());
+    }
+
+    #[test]
+    fn attempts_of_one_destination_differ() {
+        let ports: BTreeSet<u16> = (0..MAX_CANDIDATES)
+            .map(|attempt| candidate_port(99, attempt, [32_768, 60_999]).0)
+            .collect();
+        assert_eq!(ports.len() as u32, MAX_CANDIDATES);
+    }
+}

@@ -1,0 +1,162 @@
+//! Keys and values of the maps. The layout is part of the contract between kernel and user space: fixed, without
+//! padding that the compiler chooses, and asserted below.
+
+use crate::{Addr, HostPort};
+
+/// The most pods that one node enrols.
+pub const MAX_PODS: u32 = 1024;
+/// The most captured connections between their SYN and the proxy's accept.
+pub const MAX_FLOWS: u32 = 65_536;
+/// The most connections from the proxy to applications between the proxy's dial and their establishment.
+pub const MAX_CLIENTS: u32 = 16_384;
+/// The kernel's `TASK_COMM_LEN`.
+pub const COMMAND_LEN: usize = 16;
+/// How many places of the listener map belong to one pod.
+pub const LISTENERS_PER_POD: u32 = 4;
+
+/// The listeners that the proxy holds in each enrolled pod's network namespace.
+#[repr(u32)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Listener {
+    /// Takes the pod's own captured connections.
+    Outbound = 0,
+    /// Takes tunnels from other nodes: port 15008.
+    Hbone = 1,
+    /// Takes plaintext connections to the pod from outside the mesh.
+    Plaintext = 2,
+}
+
+/// The listener's place in the map of listeners, given the pod's slot.
+#[inline(always)]
+pub const fn listener_index(slot: u32, listener: Listener) -> u32 {
+    slot * LISTENERS_PER_POD + listener as u32
+}
+
+/// Properties of an enrolled pod.
+#[repr(transparent)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct PodFlags(pub u32);
+
+impl PodFlags {
+    /// The programs log their decisions on this pod's connections.
+    pub const LOG: Self = Self(1);
+    /// The pod has more addresses than the first of each family: the address map knows them.
+    pub const MORE_ADDRESSES: Self = Self(2);
+
+    /// Whether all of `flag` is set.
+    #[inline(always)]
+    pub const fn has(self, flag: Self) -> bool {
+        self.0 & flag.0 == flag.0
+    }
+
+    /// Both together.
+    pub const fn with(self, flag: Self) -> Self {
+        Self(self.0 | flag.0)
+    }
+}
+
+/// An enrolled pod, keyed by its network namespace's cookie.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Pod {
+    /// The pod's first IPv4 address, or none.
+    pub v4: Addr,
+    /// The pod's first IPv6 address, or none.
+    pub v6: Addr,
+    /// The cgroup of the proxy, whose own sockets in the namespace are left alone.
+    pub proxy_cgroup: u64,
+    /// The pod's place in the map of listeners.
+    pub slot: u32,
+    /// See [`PodFlags`].
+    pub flags: PodFlags,
+    /// The pod's `net.ipv4.ip_local_port_range`: rewritten ports stay out of it.
+    pub local_ports: [u16; 2],
+    /// A random number of this pod, so that rewritten ports cannot be foretold.
+    pub seed: u32,
+}
+
+/// An address of a pod: namespace cookie and address.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AddrKey {
+    /// The network namespace's cookie.
+    pub netns: u64,
+    /// The address.
+    pub addr: Addr,
+}
+
+/// A connection on the loopback of a pod, by what both of its ends see of it.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub struct FlowKey {
+    /// The network namespace's cookie.
+    pub netns: u64,
+    /// The address of the side that connects.
+    pub client: Addr,
+    /// The port of the side that connects.
+    pub client_port: HostPort,
+    /// The port of the side that accepts.
+    pub server_port: HostPort,
+    /// Always zero.
+    pub reserved: u32,
+}
+
+impl FlowKey {
+    /// The key of a connection.
+    #[inline(always)]
+    pub const fn new(netns: u64, client: Addr, client_port: HostPort, server_port: HostPort) -> Self {
+        Self {
+            netns,
+            client,
+            client_port,
+            server_port,
+            reserved: 0,
+        }
+    }
+}
+
+/// The truth about a connection whose addresses were rewritten.
+///
+/// In the map of flows and in a client's socket: the destination that the client dialled, and who dialled.
+/// In the map of clients and in an accepted socket: the true client; the author is then zero.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Flow {
+    /// The true address of the peer.
+    pub addr: Addr,
+    /// The true port of the peer.
+    pub port: HostPort,
+    /// Always zero.
+    pub reserved: u16,
+    /// The process (thread group) that called `connect`, in the initial PID namespace.
+    pub pid: u32,
+    /// The cgroup of that process.
+    pub cgroup: u64,
+    /// The command name of that process, ended by a zero byte.
+    pub command: [u8; COMMAND_LEN],
+}
+
+const _: () = {
+    assert!(size_of::<Addr>() == 16);
+    assert!(size_of::<Pod>() == 56 && align_of::<Pod>() == 8);
+    assert!(size_of::<AddrKey>() == 24);
+    assert!(size_of::<FlowKey>() == 32);
+    assert!(size_of::<Flow>() == 48);
+};
+
+#[cfg(feature = "user")]
+#[expect(
+    unsafe_code,
+    reason = "a promise about layout that only the owner of the types can make"
+)]
+mod pod {
+    // SAFETY: each type is `repr(C)` or transparent, `Copy`, without padding (its size is the sum of its fields', as
+    // asserted above), and every bit pattern is a valid value.
+    unsafe impl aya::Pod for super::Pod {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::AddrKey {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::FlowKey {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::Flow {}
+}

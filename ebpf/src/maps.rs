@@ -1,0 +1,90 @@
+//! The maps, and access to the storage of sockets.
+
+use core::ffi::c_void;
+use core::ptr;
+
+use adit_common::{AddrKey, Flow, FlowKey, LISTENERS_PER_POD, MAX_CLIENTS, MAX_FLOWS, MAX_PODS, Pod};
+use aya_ebpf::bindings::{BPF_SK_STORAGE_GET_F_CREATE, bpf_sock};
+use aya_ebpf::btf_maps::{HashMap, SkStorage, SockMap};
+use aya_ebpf::helpers::generated::{bpf_sk_storage_delete, bpf_sk_storage_get};
+use aya_ebpf::macros::btf_map;
+
+/// The enrolled pods of this node, by the cookie of their network namespace.
+#[btf_map(name = "adit_pods")]
+pub static PODS: HashMap<u64, Pod, { MAX_PODS as usize }> = HashMap::new();
+
+/// The addresses of pods that have more than one of a family.
+#[btf_map(name = "adit_addrs")]
+pub static ADDRS: HashMap<AddrKey, u8, { 8 * MAX_PODS as usize }> = HashMap::new();
+
+/// Captured connections from their SYN to the proxy's accept. Not an LRU: full means refused, never forgotten.
+#[btf_map(name = "adit_flows")]
+pub static FLOWS: HashMap<FlowKey, Flow, { MAX_FLOWS as usize }> = HashMap::new();
+
+/// Connections from the proxy to applications, from before their SYN to their establishment.
+#[btf_map(name = "adit_clients")]
+pub static CLIENTS: HashMap<FlowKey, Flow, { MAX_CLIENTS as usize }> = HashMap::new();
+
+/// The proxy's listeners in the pods' namespaces.
+#[btf_map(name = "adit_listeners")]
+pub static LISTENERS: SockMap<{ (MAX_PODS * LISTENERS_PER_POD) as usize }> = SockMap::new();
+
+/// The truth about the peer of a socket whose peer was rewritten; freed with the socket.
+#[btf_map(name = "adit_sockets")]
+pub static SOCKETS: SkStorage<Flow> = SkStorage::new();
+
+/// What is stored with the socket.
+///
+/// # Safety
+///
+/// `sk` is a socket pointer of the current context, as the verifier knows it.
+#[inline(always)]
+pub unsafe fn socket_flow<'a>(sk: *mut bpf_sock) -> Option<&'a Flow> {
+    // SAFETY: the caller's promise; the kernel returns null or a value of the map's type.
+    unsafe {
+        bpf_sk_storage_get(map_ptr(), sk.cast(), ptr::null_mut(), 0)
+            .cast::<Flow>()
+            .as_ref()
+    }
+}
+
+/// Stores `flow` with the socket, over what was there. False where the kernel had no memory for it.
+///
+/// # Safety
+///
+/// As for [`socket_flow`].
+#[inline(always)]
+pub unsafe fn set_socket_flow(sk: *mut bpf_sock, flow: &Flow) -> bool {
+    // SAFETY: the caller's promise; the kernel returns null or a value of the map's type, which stays valid for the
+    // program's run.
+    unsafe {
+        let stored = bpf_sk_storage_get(
+            map_ptr(),
+            sk.cast(),
+            ptr::null_mut(),
+            BPF_SK_STORAGE_GET_F_CREATE.into(),
+        )
+        .cast::<Flow>();
+        if stored.is_null() {
+            return false;
+        }
+        *stored = *flow;
+    }
+    true
+}
+
+/// Forgets what is stored with the socket.
+///
+/// # Safety
+///
+/// As for [`socket_flow`].
+#[inline(always)]
+pub unsafe fn clear_socket_flow(sk: *mut bpf_sock) {
+    // SAFETY: the caller's promise. Nothing being there is as good.
+    unsafe { bpf_sk_storage_delete(map_ptr(), sk.cast()) };
+}
+
+#[inline(always)]
+fn map_ptr() -> *mut c_void {
+    ptr::from_ref(&SOCKETS).cast_mut().cast()
+}

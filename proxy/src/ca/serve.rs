@@ -1,0 +1,266 @@
+//! The CA as a server: TLS under a certificate of its own root, gRPC over it.
+
+use std::fmt;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use rustls::ServerConfig;
+use rustls::server::{ClientHello, ResolvesServerCert};
+use rustls::sign::CertifiedKey;
+use thiserror::Error;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, mpsc};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+
+use super::authority::{Authority, AuthorityError};
+use super::authorize::{Placement, Rules, ServiceAccount};
+use super::service::Service;
+use super::token::{MAX_TOKEN_BYTES, TokenVerifier};
+use crate::identity::TrustDomain;
+use crate::identity::proto::istio_certificate_service_server::IstioCertificateServiceServer;
+
+/// The largest request accepted: a signing request and some metadata.
+const MAX_REQUEST_BYTES: usize = 64 * 1024;
+/// Room for a token and the other headers.
+const MAX_HEADER_BYTES: u32 = MAX_TOKEN_BYTES as u32 + 8 * 1024;
+const MAX_STREAMS: u32 = 64;
+const MAX_HANDSHAKES: usize = 256;
+const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
+const CALL_DEADLINE: Duration = Duration::from_secs(5);
+/// How long open calls may run after a shutdown was asked for.
+const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
+/// After accept fails, for instance for want of file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+const SERVING_LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// How the CA runs.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The folder of its keys.
+    pub dir: PathBuf,
+    /// Where it listens.
+    pub listen: SocketAddr,
+    /// The DNS names and IP addresses under which clients reach it.
+    pub names: Vec<String>,
+    /// The trust domain that it signs for.
+    pub trust_domain: TrustDomain,
+    /// The JSON Web Key Set file that callers' tokens are verified with. Read again when it changes.
+    pub jwks: PathBuf,
+    /// The issuer that callers' tokens must come from.
+    pub issuer: String,
+    /// The audience that callers' tokens must be for.
+    pub audience: String,
+    /// The service accounts of node proxies.
+    pub node_proxies: Vec<ServiceAccount>,
+    /// The longest lifetime granted.
+    pub max_ttl: Duration,
+    /// The lifetime granted if the caller asks for none.
+    pub default_ttl: Duration,
+}
+
+/// Why the CA does not run.
+#[derive(Debug, Error)]
+pub enum ServeError {
+    /// Its authority is not usable.
+    #[error(transparent)]
+    Authority(#[from] AuthorityError),
+    /// The address cannot be listened on.
+    #[error("cannot listen on {address}: {error}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// What the system said.
+        error: std::io::Error,
+    },
+    /// The TLS parameters are refused.
+    #[error("TLS: {0}")]
+    Tls(#[from] rustls::Error),
+    /// Serving ended.
+    #[error("serving failed: {0}")]
+    Serve(#[from] tonic::transport::Error),
+}
+
+/// Opens the authority and serves until `shutdown` completes and open calls have ended.
+pub async fn serve(
+    settings: Settings,
+    placement: Arc<dyn Placement>,
+    shutdown: impl Future<Output = ()> + Send,
+) -> Result<(), ServeError> {
+    Server::bind(settings, placement).await?.run(shutdown).await
+}
+
+/// A CA that listens but does not answer yet.
+pub struct Server {
+    listener: TcpListener,
+    address: SocketAddr,
+    acceptor: TlsAcceptor,
+    service: Service,
+}
+
+impl Server {
+    /// Opens the authority, makes its serving certificate and begins to listen.
+    pub async fn bind(settings: Settings, placement: Arc<dyn Placement>) -> Result<Self, ServeError> {
+        let authority = Arc::new(Authority::open(&settings.dir, &settings.trust_domain)?);
+        let certificate = ServingCertificate::new(authority.clone(), settings.names)?;
+        let mut tls = ServerConfig::builder_with_provider(crate::identity::crypto_provider().clone())
+            .with_protocol_versions(&[&rustls::version::TLS13])?
+            .with_no_client_auth()
+            .with_cert_resolver(Arc::new(certificate));
+        tls.alpn_protocols = vec![b"h2".to_vec()];
+        let failed = |error| ServeError::Listen {
+            address: settings.listen,
+            error,
+        };
+        let listener = TcpListener::bind(settings.listen).await.map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        let service = Service {
+            tokens: TokenVerifier::new(settings.jwks, settings.issuer, settings.audience),
+            rules: Rules {
+                trust_domain: settings.trust_domain,
+                node_proxies: settings.node_proxies,
+            },
+            authority,
+            placement,
+            default_ttl: settings.default_ttl,
+            max_ttl: settings.max_ttl,
+        };
+        Ok(Self {
+            listener,
+            address,
+            acceptor: TlsAcceptor::from(Arc::new(tls)),
+            service,
+        })
+    }
+
+    /// Where it listens.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The root that clients must trust, PEM.
+    pub fn root_pem(&self) -> &str {
+        self.service.authority.root_pem()
+    }
+
+    /// Serves until `shutdown` completes and open calls have ended.
+    pub async fn run(self, shutdown: impl Future<Output = ()> + Send) -> Result<(), ServeError> {
+        tracing::info!(address = %self.address, trust_domain = %self.service.authority.trust_domain(), "CA ready");
+        let (ready, mut connections) = mpsc::channel(16);
+        let accepting = tokio::spawn(accept(self.listener, self.acceptor, ready));
+        let incoming = futures_util::stream::poll_fn(move |context| connections.poll_recv(context));
+        let service = IstioCertificateServiceServer::new(self.service).max_decoding_message_size(MAX_REQUEST_BYTES);
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let serving = tonic::transport::Server::builder()
+            .timeout(CALL_DEADLINE)
+            .max_concurrent_streams(MAX_STREAMS)
+            .http2_max_header_list_size(MAX_HEADER_BYTES)
+            .http2_keepalive_interval(Some(Duration::from_secs(30)))
+            .http2_keepalive_timeout(Some(Duration::from_secs(10)))
+            .add_service(service)
+            .serve_with_incoming_shutdown(incoming, async {
+                // A dropped sender means the same.
+                let _ = stopped.await;
+            });
+        let drain = async {
+            shutdown.await;
+            accepting.abort();
+            let _ = stop.send(());
+            tokio::time::sleep(DRAIN_DEADLINE).await;
+        };
+        tokio::select! {
+            result = serving => Ok(result?),
+            () = drain => Ok(()),
+        }
+    }
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Server({})", self.address)
+    }
+}
+
+/// Accepts connections and hands over those whose handshake succeeds in time.
+async fn accept(
+    listener: TcpListener,
+    acceptor: TlsAcceptor,
+    ready: mpsc::Sender<Result<TlsStream<TcpStream>, std::io::Error>>,
+) {
+    let handshakes = Arc::new(Semaphore::new(MAX_HANDSHAKES));
+    loop {
+        let Ok(turn) = handshakes.clone().acquire_owned().await else {
+            return;
+        };
+        let (stream, peer) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::warn!(%error, "accepting a connection failed");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let (acceptor, ready) = (acceptor.clone(), ready.clone());
+        tokio::spawn(async move {
+            let _turn = turn;
+            // Without it answers may wait for the client's delayed acknowledgement; nothing depends on it.
+            let _ = stream.set_nodelay(true);
+            match tokio::time::timeout(HANDSHAKE_DEADLINE, acceptor.accept(stream)).await {
+                Ok(Ok(stream)) => {
+                    // The receiver is gone only when the server is.
+                    let _ = ready.send(Ok(stream)).await;
+                }
+                Ok(Err(error)) => tracing::debug!(%peer, %error, "handshake failed"),
+                Err(_) => tracing::debug!(%peer, "handshake not done in time"),
+            }
+        });
+    }
+}
+
+/// The serving certificate, made anew in memory at half its life.
+struct ServingCertificate {
+    authority: Arc<Authority>,
+    names: Vec<String>,
+    /// The certificate and when it was made.
+    current: Mutex<(Arc<CertifiedKey>, SystemTime)>,
+}
+
+impl ServingCertificate {
+    fn new(authority: Arc<Authority>, names: Vec<String>) -> Result<Self, AuthorityError> {
+        let now = SystemTime::now();
+        let key = authority.serving_certificate(&names, SERVING_LIFETIME, now)?;
+        Ok(Self {
+            authority,
+            names,
+            current: Mutex::new((Arc::new(key), now)),
+        })
+    }
+
+    fn at(&self, now: SystemTime) -> Arc<CertifiedKey> {
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let age = now.duration_since(current.1);
+        // No age: the clock was set back, and the certificate may not be valid yet.
+        if age.is_err() || age.is_ok_and(|age| age >= SERVING_LIFETIME / 2) {
+            match self.authority.serving_certificate(&self.names, SERVING_LIFETIME, now) {
+                Ok(key) => *current = (Arc::new(key), now),
+                Err(error) => tracing::error!(%error, "the serving certificate could not be renewed"),
+            }
+        }
+        current.0.clone()
+    }
+}
+
+impl ResolvesServerCert for ServingCertificate {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(self.at(SystemTime::now()))
+    }
+}
+
+impl fmt::Debug for ServingCertificate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ServingCertificate({:?})", self.names)
+    }
+}

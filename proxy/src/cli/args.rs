@@ -1,0 +1,166 @@
+//! The flags of `adit node`, as clap reads them.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::builder::NonEmptyStringValueParser;
+use clap::{Args, ValueEnum};
+
+use super::values::{BpfLog, LogLevel, parse_bytes, parse_duration, parse_positive_duration};
+use crate::telemetry::LogFormat;
+
+const NODE_HEADING: &str = "Node and mesh";
+const CA_HEADING: &str = "Certificates";
+const PLANE_HEADING: &str = "Carrying connections";
+const TUNNEL_HEADING: &str = "Tunnel";
+const ADMIN_HEADING: &str = "Watching it";
+const COMMON_HEADING: &str = "Configuration and log";
+
+pub(super) const LONG_ABOUT: &str = "\
+Runs the proxy of this node: loads the kernel programs, enrols the pods of this node that the mesh \
+file names, fetches a certificate for each of their identities, and carries their connections. It \
+needs root, cgroup v2, bpffs and Linux 6.1 or newer, and says what is missing where something is.
+
+SIGTERM and SIGINT drain: no new connections, those open go on until --drain-deadline.";
+
+pub(super) const EXAMPLES: &str = "\
+Examples:
+  Everything by flags:
+    adit node --node-name worker-1 --mesh-file /etc/adit/mesh.yaml \\
+        --ca-address https://ca.example:15012 --ca-root /etc/adit/ca-root.pem
+
+  From a file, with one setting changed for this run:
+    adit node --config /etc/adit/node.yaml --log-level adit=debug
+
+  What it is doing:
+    curl 127.0.0.1:15000/healthz/ready
+    curl 127.0.0.1:15000/metrics
+    curl 127.0.0.1:15000/debug/state";
+
+/// Flags that every long-running command has.
+#[derive(Debug, Clone, Args)]
+pub struct LogArgs {
+    /// A YAML file of settings; its keys are the names of the flags
+    #[arg(long, value_name = "FILE", env = "ADIT_CONFIG", help_heading = COMMON_HEADING)]
+    pub config: Option<PathBuf>,
+
+    /// What is logged: error, warn, info, debug or trace, or a list such as info,adit::hbone=debug
+    #[arg(long, value_name = "FILTER", env = "ADIT_LOG_LEVEL", default_value = "info", help_heading = COMMON_HEADING)]
+    pub log_level: LogLevel,
+
+    /// How log lines look
+    #[arg(long, value_name = "FORMAT", env = "ADIT_LOG_FORMAT", default_value = "logfmt", help_heading = COMMON_HEADING)]
+    pub log_format: LogFormat,
+}
+
+/// Whether something is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum Switch {
+    On,
+    Off,
+}
+
+/// The flags of `adit node`.
+#[derive(Debug, Clone, Args)]
+pub struct NodeArgs {
+    /// This node's name, as the mesh file and the authority know it
+    #[arg(long, value_name = "NAME", env = "ADIT_NODE_NAME", help_heading = NODE_HEADING,
+          value_parser = NonEmptyStringValueParser::new())]
+    pub(super) node_name: String,
+
+    /// The file of nodes, workloads, services and policies; read again when it changes
+    #[arg(long, value_name = "FILE", env = "ADIT_MESH_FILE", help_heading = NODE_HEADING)]
+    pub(super) mesh_file: PathBuf,
+
+    /// The cgroup that holds all pods, found from the pods themselves where it is left out
+    #[arg(long, value_name = "PATH", env = "ADIT_PODS_CGROUP", help_heading = NODE_HEADING)]
+    pub(super) pods_cgroup: Option<PathBuf>,
+
+    /// The certificate authority, as https://host:port
+    #[arg(long, value_name = "URL", env = "ADIT_CA_ADDRESS", help_heading = CA_HEADING,
+          value_parser = NonEmptyStringValueParser::new())]
+    pub(super) ca_address: String,
+
+    /// PEM file of the roots that the authority's own server certificate must chain to
+    #[arg(long, value_name = "FILE", env = "ADIT_CA_ROOT", help_heading = CA_HEADING)]
+    pub(super) ca_root: PathBuf,
+
+    /// File of the token that proves to the authority which node this is; read anew for each request
+    #[arg(long, value_name = "FILE", env = "ADIT_CA_TOKEN", help_heading = CA_HEADING,
+          default_value = "/var/run/secrets/tokens/istio-token")]
+    pub(super) ca_token: PathBuf,
+
+    /// The name that the authority's server certificate must bear; the host of --ca-address where it is left out
+    #[arg(long, value_name = "NAME", env = "ADIT_CA_SERVER_NAME", help_heading = CA_HEADING,
+          value_parser = NonEmptyStringValueParser::new())]
+    pub(super) ca_server_name: Option<String>,
+
+    /// The cluster's name, sent to the authority and shown in metrics
+    #[arg(long, value_name = "NAME", env = "ADIT_CLUSTER_ID", help_heading = CA_HEADING,
+          default_value = "Kubernetes", value_parser = NonEmptyStringValueParser::new())]
+    pub(super) cluster_id: String,
+
+    /// The lifetime asked for each certificate; the authority may grant less
+    #[arg(long, value_name = "DURATION", env = "ADIT_CERTIFICATE_TTL", help_heading = CA_HEADING,
+          default_value = "24h", value_parser = parse_positive_duration)]
+    pub(super) certificate_ttl: Duration,
+
+    /// How long a connection waits for a certificate that is not there yet
+    #[arg(long, value_name = "DURATION", env = "ADIT_IDENTITY_WAIT", help_heading = CA_HEADING,
+          default_value = "5s", value_parser = parse_duration)]
+    pub(super) identity_wait: Duration,
+
+    /// Threads that carry connections; each connection stays on one. As many as the CPUs this process may use, where
+    /// it is left out
+    #[arg(long, value_name = "N", env = "ADIT_WORKERS", help_heading = PLANE_HEADING,
+          value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(super) workers: Option<u16>,
+
+    /// How long one attempt to reach the next hop may take
+    #[arg(long, value_name = "DURATION", env = "ADIT_CONNECT_TIMEOUT", help_heading = PLANE_HEADING,
+          default_value = "10s", value_parser = parse_positive_duration)]
+    pub(super) connect_timeout: Duration,
+
+    /// How long TLS, HTTP/2 set-up and CONNECT with a tunnel's peer may take, each
+    #[arg(long, value_name = "DURATION", env = "ADIT_HANDSHAKE_TIMEOUT", help_heading = PLANE_HEADING,
+          default_value = "10s", value_parser = parse_positive_duration)]
+    pub(super) handshake_timeout: Duration,
+
+    /// How long open connections may go on after SIGTERM
+    #[arg(long, value_name = "DURATION", env = "ADIT_DRAIN_DEADLINE", help_heading = PLANE_HEADING,
+          default_value = "5s", value_parser = parse_duration)]
+    pub(super) drain_deadline: Duration,
+
+    /// Bytes that the peer may send on one connection in a tunnel before this end has read them
+    #[arg(long, value_name = "SIZE", env = "ADIT_STREAM_WINDOW", help_heading = TUNNEL_HEADING,
+          default_value = "1MiB", value_parser = parse_bytes)]
+    pub(super) stream_window: u32,
+
+    /// The same for a whole tunnel. Where it is left out, as much as all its streams together, so that no stalled
+    /// stream can hold up the others
+    #[arg(long, value_name = "SIZE", env = "ADIT_CONNECTION_WINDOW", help_heading = TUNNEL_HEADING,
+          value_parser = parse_bytes)]
+    pub(super) connection_window: Option<u32>,
+
+    /// Connections that share one tunnel before another is opened
+    #[arg(long, value_name = "N", env = "ADIT_MAX_STREAMS", help_heading = TUNNEL_HEADING, default_value = "100",
+          value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub(super) max_streams: u32,
+
+    /// Where readiness, metrics and state are served; a loopback address
+    #[arg(long, value_name = "ADDRESS", env = "ADIT_ADMIN", help_heading = ADMIN_HEADING,
+          default_value = "127.0.0.1:15000")]
+    pub(super) admin: SocketAddr,
+
+    /// Whether a line on standard output tells of each connection that has ended
+    #[arg(long, value_name = "SWITCH", env = "ADIT_ACCESS_LOG", help_heading = ADMIN_HEADING, default_value = "on")]
+    pub(super) access_log: Switch,
+
+    /// For which pod the kernel programs explain their decisions in the log: none, all, or NAMESPACE/NAME
+    #[arg(long, value_name = "PODS", env = "ADIT_BPF_LOG", help_heading = ADMIN_HEADING, default_value = "none")]
+    pub(super) bpf_log: BpfLog,
+
+    #[command(flatten)]
+    pub(super) log: LogArgs,
+}

@@ -1,0 +1,63 @@
+//! Taking connections from a pod's listeners.
+
+use std::io;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+use super::worker::Worker;
+use crate::node::LocalPod;
+
+/// How long accepting pauses when the kernel has no descriptor or memory for a connection, at first and at most.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+
+/// Accepts until the process drains, then waits for what was accepted. Dropping it ends everything it has accepted.
+pub(super) async fn accept_all<F>(
+    worker: Rc<Worker>,
+    pod: Arc<LocalPod>,
+    listener: TcpListener,
+    handle: impl Fn(Rc<Worker>, Arc<LocalPod>, TcpStream, SocketAddr) -> F,
+) where
+    F: Future<Output = ()> + 'static,
+{
+    let mut connections = JoinSet::new();
+    let mut draining = worker.plane.draining.clone();
+    let mut pause = PAUSE.0;
+    loop {
+        tokio::select! {
+            _ = draining.wait_for(|draining| *draining) => break,
+            Some(_) = connections.join_next() => {}
+            accepted = listener.accept() => match accepted {
+                Ok((tcp, from)) => {
+                    pause = PAUSE.0;
+                    let from = SocketAddr::new(from.ip().to_canonical(), from.port());
+                    connections.spawn_local(handle(Rc::clone(&worker), Arc::clone(&pod), tcp, from));
+                }
+                // The connection's own trouble.
+                Err(error) if is_about_connection(&error) => {}
+                Err(error) => {
+                    tracing::warn!(
+                        "accepting connections of {}/{}: {error}; pausing for {} ms",
+                        pod.workload().namespace, pod.workload().name, pause.as_millis()
+                    );
+                    sleep(pause).await;
+                    pause = (pause * 2).min(PAUSE.1);
+                }
+            },
+        }
+    }
+    drop(listener);
+    while connections.join_next().await.is_some() {}
+}
+
+fn is_about_connection(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset | io::ErrorKind::Interrupted
+    )
+}

@@ -1,0 +1,249 @@
+//! To a pod of this node: tunnels from other nodes, and plaintext from outside the mesh.
+
+use std::cell::RefCell;
+use std::future::poll_fn;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Instant;
+
+use http::StatusCode;
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+
+use super::outbound::{connect_app, permit};
+use super::record::{How, Party, Path, Peer, Phase, Reporter};
+use super::track::{Refusal, Track};
+use super::worker::Worker;
+use crate::hbone::{self, Incoming, ServerConnection, Stream};
+use crate::identity::{Certificate, SpiffeId};
+use crate::mesh::{Mesh, Workload};
+use crate::node::LocalPod;
+use crate::policy;
+use crate::relay::{AppStream, TunnelReader, TunnelWriter, relay};
+
+/// Serves one tunnel to its end.
+pub(super) async fn serve_tunnel(worker: Rc<Worker>, pod: Arc<LocalPod>, tcp: TcpStream, from: SocketAddr) {
+    let (tunnel, certificate) = match Box::pin(accept_tunnel(&worker, &pod, tcp, from)).await {
+        Ok(accepted) => accepted,
+        Err((mut track, refusal)) => return track.end(refusal),
+    };
+    let peer = Rc::new(tunnel.peer().clone());
+    let streams = RefCell::new(JoinSet::new());
+    let mut draining = worker.plane.draining.clone();
+    let drain = async move { drop(draining.wait_for(|draining| *draining).await) };
+    let mut served = pin!(tunnel.serve(&worker.hbone, drain, |incoming| {
+        let (worker, pod, peer) = (Rc::clone(&worker), Arc::clone(&pod), Rc::clone(&peer));
+        let serial = Arc::clone(certificate.serial());
+        streams
+            .borrow_mut()
+            .spawn_local(serve_stream(worker, pod, incoming, from, peer, serial));
+    }));
+    let result = poll_fn(|cx| {
+        while let Poll::Ready(Some(_)) = streams.borrow_mut().poll_join_next(cx) {}
+        served.as_mut().poll(cx)
+    })
+    .await;
+    if let Err(error) = result {
+        tracing::debug!("tunnel from {from} ({peer}): {error}");
+    }
+    let mut streams = streams.take();
+    while streams.join_next().await.is_some() {}
+}
+
+async fn accept_tunnel(
+    worker: &Rc<Worker>,
+    pod: &Arc<LocalPod>,
+    tcp: TcpStream,
+    from: SocketAddr,
+) -> Result<(ServerConnection, Arc<Certificate>), (Track, Refusal)> {
+    let plane = &worker.plane;
+    let mut track = Track::new(plane, Reporter::Destination, Path::Hbone, Phase::Identity);
+    if let Some(draft) = track.draft() {
+        draft.source.addr = Some(from);
+        draft.destination.workload = Some(Arc::clone(pod.workload()));
+    }
+    let certificate = match plane.certs.try_get(pod.identity()) {
+        Some(certificate) => certificate,
+        None => match plane.certs.get(pod.identity()).await {
+            Ok(certificate) => certificate,
+            Err(error) => return Err((track, (Party::Proxy, How::Identity(error.to_string())))),
+        },
+    };
+    track.phase(Phase::Handshake);
+    let start = Instant::now();
+    match hbone::accept(tcp, certificate.server_config(), &worker.hbone).await {
+        Ok(tunnel) => {
+            plane.observer.handshake(Reporter::Destination, start.elapsed());
+            track.forget();
+            Ok((tunnel, certificate))
+        }
+        Err(error) => {
+            let how = match error {
+                hbone::HboneError::HandshakeTimeout => How::Timeout,
+                _ => How::Identity(error.to_string()),
+            };
+            Err((track, (Party::Source, how)))
+        }
+    }
+}
+
+async fn serve_stream(
+    worker: Rc<Worker>,
+    pod: Arc<LocalPod>,
+    incoming: Incoming,
+    from: SocketAddr,
+    peer: Rc<SpiffeId>,
+    serial: Arc<str>,
+) {
+    let mut track = Track::new(&worker.plane, Reporter::Destination, Path::Hbone, Phase::Request);
+    if let Some(draft) = track.draft() {
+        draft.certificate_serial = Some(serial);
+        draft.source.identity = Some(SpiffeId::clone(&peer));
+    }
+    let (stream, app) = match Box::pin(connect_stream(&worker, &pod, incoming, from, &peer, &mut track)).await {
+        Ok(connected) => connected,
+        Err(refusal) => return track.end(refusal),
+    };
+    let connection = track.open();
+    let app = Rc::new(AppStream::new(app));
+    let (receiver, sender) = stream.split();
+    let client = (TunnelReader(receiver), TunnelWriter(sender));
+    let outcome = relay(client, app.split(), &connection.sent, &connection.received).await;
+    app.close_if(&outcome);
+    track.end_of_relay(outcome);
+}
+
+/// Decides on a request, connects to the application, and only then grants the stream.
+async fn connect_stream(
+    worker: &Rc<Worker>,
+    pod: &LocalPod,
+    incoming: Incoming,
+    from: SocketAddr,
+    peer: &SpiffeId,
+    track: &mut Track,
+) -> Result<(Stream, TcpStream), Refusal> {
+    let refuse = |incoming: Incoming, status, how| {
+        incoming.refuse(status);
+        Err((Party::Proxy, how))
+    };
+    let mesh = worker.plane.mesh.load();
+    let workload = Arc::clone(mesh.workload_by_uid(pod.uid()).unwrap_or_else(|| pod.workload()));
+    let request = match &incoming.request {
+        Ok(request) if incoming.is_connect() => *request,
+        Ok(_) => {
+            return refuse(
+                incoming,
+                StatusCode::BAD_REQUEST,
+                How::Refused("not a CONNECT request".to_owned()),
+            );
+        }
+        Err(error) => {
+            let how = How::Refused(error.to_string());
+            return refuse(incoming, StatusCode::BAD_REQUEST, how);
+        }
+    };
+    let to = request.authority.addr();
+    // The peer is believed on the port, not on the address: that one the network shows.
+    let client = request
+        .forwarded
+        .filter(|forwarded| forwarded.ip() == from.ip())
+        .unwrap_or(from);
+    describe(track, &mesh, pod, &workload, client, to);
+    if !workload.addresses.contains(&to.ip()) {
+        let how = How::Refused(format!("{to} is not an address of this pod"));
+        return refuse(incoming, StatusCode::BAD_REQUEST, how);
+    }
+    track.phase(Phase::Decide);
+    let asked = policy::Request {
+        source: Some(peer),
+        source_ip: from.ip(),
+        destination_ip: to.ip(),
+        destination_port: to.port(),
+    };
+    if let Err((_, how)) = permit(&mesh, &workload, &asked, track) {
+        return refuse(incoming, StatusCode::UNAUTHORIZED, how);
+    }
+    match connect_app(worker, pod, client, to, track).await {
+        Ok(app) => {
+            let stream = incoming.grant().map_err(|_| (Party::Source, How::Reset))?;
+            Ok((stream, app))
+        }
+        Err(refusal) => {
+            incoming.refuse(StatusCode::SERVICE_UNAVAILABLE);
+            Err(refusal)
+        }
+    }
+}
+
+/// Carries one plaintext connection to its end.
+pub(super) async fn serve_plaintext(worker: Rc<Worker>, pod: Arc<LocalPod>, tcp: TcpStream, from: SocketAddr) {
+    let mut track = Track::new(&worker.plane, Reporter::Destination, Path::Plain, Phase::Accept);
+    let to = tcp
+        .local_addr()
+        .map(|to| SocketAddr::new(to.ip().to_canonical(), to.port()));
+    let client = Rc::new(AppStream::new(tcp));
+    // The client has reset the connection already.
+    let Ok(to) = to else {
+        return track.end((Party::Source, How::Reset));
+    };
+    let app = match Box::pin(connect_plaintext(&worker, &pod, from, to, &mut track)).await {
+        Ok(app) => Rc::new(AppStream::new(app)),
+        Err(refusal) => return track.end(refusal),
+    };
+    let connection = track.open();
+    let outcome = relay(client.split(), app.split(), &connection.sent, &connection.received).await;
+    client.close_if(&outcome);
+    app.close_if(&outcome);
+    track.end_of_relay(outcome);
+}
+
+async fn connect_plaintext(
+    worker: &Worker,
+    pod: &LocalPod,
+    from: SocketAddr,
+    to: SocketAddr,
+    track: &mut Track,
+) -> Result<TcpStream, Refusal> {
+    let mesh = worker.plane.mesh.load();
+    let workload = Arc::clone(mesh.workload_by_uid(pod.uid()).unwrap_or_else(|| pod.workload()));
+    describe(track, &mesh, pod, &workload, from, to);
+    track.phase(Phase::Decide);
+    let asked = policy::Request {
+        source: None,
+        source_ip: from.ip(),
+        destination_ip: to.ip(),
+        destination_port: to.port(),
+    };
+    permit(&mesh, &workload, &asked, track)?;
+    connect_app(worker, pod, from, to, track).await
+}
+
+fn describe(
+    track: &mut Track,
+    mesh: &Mesh,
+    pod: &LocalPod,
+    workload: &Arc<Workload>,
+    client: SocketAddr,
+    to: SocketAddr,
+) {
+    if let Some(draft) = track.draft() {
+        // A proven identity and an address that is another's: the address is not what was proven.
+        let source = mesh.workload_by_addr(client.ip()).filter(|source| {
+            draft
+                .source
+                .identity
+                .as_ref()
+                .is_none_or(|proven| *proven == source.identity)
+        });
+        draft.source.workload = source.cloned();
+        draft.source.addr = Some(client);
+        draft.destination = Peer {
+            addr: Some(to),
+            workload: Some(Arc::clone(workload)),
+            identity: Some(pod.identity().clone()),
+        };
+    }
+}

@@ -1,0 +1,362 @@
+//! From a pod of this node: original destination, service or workload, endpoint, path.
+
+use std::io;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Instant;
+
+use adit_common::HBONE_PORT;
+use futures_util::FutureExt as _;
+use http::StatusCode;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use super::record::{Author, How, Party, Path, Peer, Phase, Reporter};
+use super::track::{Refusal, Track};
+use super::worker::Worker;
+use crate::hbone::{HboneError, PoolKey, Stream, Tunnel};
+use crate::mesh::{Mesh, Protocol, Workload};
+use crate::node::{LocalPod, dial, dial_as};
+use crate::policy::{self, Verdict};
+use crate::relay::{AppStream, TunnelReader, TunnelWriter, relay};
+
+/// How many endpoints of a service are tried for one connection.
+const MAX_ENDPOINTS: usize = 3;
+
+/// Where a connection goes on.
+enum Next {
+    Tunnel(Stream),
+    Tcp(TcpStream),
+}
+
+/// Carries one captured connection to its end. The application that dialled sees a reset where it is refused.
+pub(super) async fn serve(worker: Rc<Worker>, pod: Arc<LocalPod>, tcp: TcpStream, client: SocketAddr) {
+    let mut track = Track::new(&worker.plane, Reporter::Source, Path::Plain, Phase::Accept);
+    let server_port = tcp.local_addr().map(|addr| addr.port());
+    let app = Rc::new(AppStream::new(tcp));
+    // In a box, so that what it needs is not kept while bytes flow.
+    let established = Box::pin(establish(&worker, &pod, client, server_port, &mut track)).await;
+    let next = match established {
+        Ok(next) => next,
+        Err(refusal) => return track.end(refusal),
+    };
+    let connection = track.open();
+    let (sent, received) = (&connection.sent, &connection.received);
+    let outcome = match next {
+        Next::Tunnel(stream) => {
+            let (receiver, sender) = stream.split();
+            relay(
+                app.split(),
+                (TunnelReader(receiver), TunnelWriter(sender)),
+                sent,
+                received,
+            )
+            .await
+        }
+        Next::Tcp(tcp) => {
+            let server = Rc::new(AppStream::new(tcp));
+            let outcome = relay(app.split(), server.split(), sent, received).await;
+            server.close_if(&outcome);
+            outcome
+        }
+    };
+    app.close_if(&outcome);
+    track.end_of_relay(outcome);
+}
+
+async fn establish(
+    worker: &Rc<Worker>,
+    pod: &Arc<LocalPod>,
+    client: SocketAddr,
+    server_port: io::Result<u16>,
+    track: &mut Track,
+) -> Result<Next, Refusal> {
+    let plane = &worker.plane;
+    let ours = |how| (Party::Proxy, how);
+    let mesh = plane.mesh.load();
+    let source = mesh.workload_by_uid(pod.uid()).unwrap_or_else(|| pod.workload());
+    if let Some(draft) = track.draft() {
+        draft.source = Peer {
+            addr: Some(client),
+            workload: Some(Arc::clone(source)),
+            identity: Some(pod.identity().clone()),
+        };
+    }
+    // The client has reset the connection already.
+    let server_port = server_port.map_err(|_| (Party::Source, How::Reset))?;
+    let original = plane
+        .flows
+        .take(pod.netns().cookie(), client, server_port)
+        .map_err(|error| ours(How::Error(error.to_string())))?
+        .ok_or_else(|| {
+            ours(How::Refused(
+                "nobody was captured: the listener itself was dialled".to_owned(),
+            ))
+        })?;
+    if let Some(draft) = track.draft() {
+        draft.destination.addr = Some(original.addr);
+        draft.author = Some(Author {
+            pid: original.pid,
+            command: original.command,
+            cgroup: original.cgroup,
+        });
+    }
+
+    track.phase(Phase::Decide);
+    let mut failure = ours(How::Refused("no endpoint".to_owned()));
+    for (workload, addr) in destinations(worker, &mesh, source, original.addr, track)?
+        .into_iter()
+        .take(MAX_ENDPOINTS)
+    {
+        let attempt = attempt(worker, pod, &mesh, client, workload.as_ref(), addr, track).await;
+        match attempt {
+            Ok(next) => return Ok(next),
+            // A decision holds for every endpoint.
+            Err(refusal @ (_, How::Policy(_) | How::Identity(_))) => return Err(refusal),
+            Err(refusal) => failure = refusal,
+        }
+    }
+    Err(failure)
+}
+
+/// The endpoints to try in turn, with their workloads where they are known.
+fn destinations(
+    worker: &Worker,
+    mesh: &Mesh,
+    source: &Workload,
+    dialled: SocketAddr,
+    track: &mut Track,
+) -> Result<Vec<(Option<Arc<Workload>>, SocketAddr)>, Refusal> {
+    if let Some(service) = mesh.service_by_addr(dialled.ip()) {
+        if let Some(draft) = track.draft() {
+            draft.service = Some(Arc::clone(service));
+        }
+        let endpoints = mesh
+            .endpoints(service, dialled, source, &mut worker.rng.borrow_mut())
+            .map_err(|error| (Party::Proxy, How::Refused(error.to_string())))?;
+        return Ok(endpoints
+            .into_iter()
+            .map(|(workload, addr)| (Some(workload), addr))
+            .collect());
+    }
+    Ok(vec![(mesh.workload_by_addr(dialled.ip()).cloned(), dialled)])
+}
+
+/// Tries one endpoint.
+async fn attempt(
+    worker: &Rc<Worker>,
+    pod: &Arc<LocalPod>,
+    mesh: &Mesh,
+    client: SocketAddr,
+    workload: Option<&Arc<Workload>>,
+    addr: SocketAddr,
+    track: &mut Track,
+) -> Result<Next, Refusal> {
+    let in_mesh = workload.filter(|workload| workload.protocol == Protocol::Hbone);
+    let local = in_mesh.and_then(|workload| worker.plane.pods.get(&workload.uid));
+    if let Some(draft) = track.draft() {
+        draft.destination.addr = Some(addr);
+        draft.destination.workload = workload.cloned();
+        draft.destination.identity = in_mesh.map(|workload| workload.identity.clone());
+        draft.path = match (&in_mesh, &local) {
+            (None, _) => Path::Plain,
+            (Some(_), None) => Path::Hbone,
+            (Some(_), Some(_)) => Path::Local,
+        };
+    }
+    match (in_mesh, local) {
+        // To a peer outside the mesh.
+        (None, _) => connected(worker, addr, dial(pod.netns(), addr), track)
+            .await
+            .map(Next::Tcp),
+        (Some(workload), None) => tunnel(worker, pod, client, workload, addr, track)
+            .await
+            .map(Next::Tunnel),
+        (Some(workload), Some(destination)) => {
+            same_node(worker, pod, &destination, mesh, client, workload, addr, track)
+                .await
+                .map(Next::Tcp)
+        }
+    }
+}
+
+/// To a pod of this node: the destination's policy, with the source's identity, decides here; nothing leaves the node.
+#[expect(clippy::too_many_arguments, reason = "all that a decision rests on")]
+async fn same_node(
+    worker: &Worker,
+    pod: &LocalPod,
+    destination: &LocalPod,
+    mesh: &Mesh,
+    client: SocketAddr,
+    workload: &Workload,
+    addr: SocketAddr,
+    track: &mut Track,
+) -> Result<TcpStream, Refusal> {
+    let request = policy::Request {
+        source: Some(pod.identity()),
+        source_ip: client.ip(),
+        destination_ip: addr.ip(),
+        destination_port: addr.port(),
+    };
+    permit(mesh, workload, &request, track)?;
+    connect_app(worker, destination, client, addr, track).await
+}
+
+/// Connects to the application of a pod on behalf of `client`.
+pub(super) async fn connect_app(
+    worker: &Worker,
+    pod: &LocalPod,
+    client: SocketAddr,
+    to: SocketAddr,
+    track: &mut Track,
+) -> Result<TcpStream, Refusal> {
+    let dialled = dial_as(pod.netns(), &worker.plane.clients, pod.local_ports(), client, to);
+    connected(worker, to, dialled, track).await
+}
+
+async fn connected(
+    worker: &Worker,
+    to: SocketAddr,
+    dialled: impl Future<Output = io::Result<TcpStream>>,
+    track: &mut Track,
+) -> Result<TcpStream, Refusal> {
+    track.phase(Phase::Connect);
+    match timeout(worker.plane.settings.connect_timeout, dialled).await {
+        Ok(Ok(tcp)) => Ok(tcp),
+        Ok(Err(error)) => Err((Party::Destination, How::Refused(format!("connecting to {to}: {error}")))),
+        Err(_) => Err((Party::Destination, How::Timeout)),
+    }
+}
+
+/// Asks the policies that apply to `workload`.
+pub(super) fn permit(
+    mesh: &Mesh,
+    workload: &Workload,
+    request: &policy::Request<'_>,
+    track: &Track,
+) -> Result<(), Refusal> {
+    let decision = policy::evaluate(mesh.policies(), workload, request);
+    for rule in &decision.dry_run_denials {
+        track.would_deny(&rule.to_string());
+    }
+    match decision.verdict {
+        Verdict::Allow { .. } => Ok(()),
+        Verdict::Deny { rule } => Err((Party::Proxy, How::Policy(rule.to_string()))),
+    }
+}
+
+/// To a pod of another node, through a tunnel to its proxy.
+async fn tunnel(
+    worker: &Rc<Worker>,
+    pod: &Arc<LocalPod>,
+    client: SocketAddr,
+    workload: &Arc<Workload>,
+    addr: SocketAddr,
+    track: &mut Track,
+) -> Result<Stream, Refusal> {
+    let plane = &worker.plane;
+    let peer = SocketAddr::new(addr.ip(), HBONE_PORT.0);
+    let key = PoolKey {
+        source: pod.identity().clone(),
+        source_uid: Arc::clone(pod.uid()),
+        destination: workload.identity.clone(),
+        destination_uid: Arc::clone(&workload.uid),
+        addr: peer,
+    };
+    if let Some(draft) = track.draft() {
+        draft.tunnel = Some(peer);
+    }
+    track.phase(Phase::Identity);
+    let certificate = match plane.certs.try_get(pod.identity()) {
+        Some(certificate) => certificate,
+        None => plane
+            .certs
+            .get(pod.identity())
+            .await
+            .map_err(|error| (Party::Proxy, How::Identity(error.to_string())))?,
+    };
+    track.phase(Phase::Request);
+    let establish = || {
+        let (worker, pod, destination) = (Rc::clone(worker), Arc::clone(pod), workload.identity.clone());
+        let certificate = Arc::clone(&certificate);
+        async move {
+            let plane = &worker.plane;
+            let tcp = timeout(plane.settings.connect_timeout, dial(pod.netns(), peer))
+                .await
+                .map_err(|_| HboneError::ConnectTimeout)?
+                .map_err(|error| HboneError::Connect(error.to_string()))?;
+            let start = Instant::now();
+            let config = certificate.client_config(&destination);
+            let serial = Arc::clone(certificate.serial());
+            let tunnel = Tunnel::establish(tcp, config, serial, Rc::clone(&worker.hbone)).await?;
+            plane.observer.handshake(Reporter::Source, start.elapsed());
+            Ok(tunnel)
+        }
+        .boxed_local()
+    };
+    let stream = worker.pool.open(&key, addr, client, establish).await.map_err(|error| {
+        track.phase(phase_of(&error));
+        refusal_of(&error, peer)
+    })?;
+    if let Some(draft) = track.draft() {
+        draft.certificate_serial = stream.certificate().cloned();
+    }
+    Ok(stream)
+}
+
+fn phase_of(error: &HboneError) -> Phase {
+    match error {
+        HboneError::Connect(_) | HboneError::ConnectTimeout => Phase::Connect,
+        HboneError::Tls(_) | HboneError::HandshakeTimeout => Phase::Handshake,
+        HboneError::Http2(_) | HboneError::Status(_) | HboneError::RequestTimeout => Phase::Request,
+    }
+}
+
+fn refusal_of(error: &HboneError, peer: SocketAddr) -> Refusal {
+    let text = || format!("tunnel to {peer}: {error}");
+    let how = match error {
+        HboneError::ConnectTimeout | HboneError::HandshakeTimeout | HboneError::RequestTimeout => How::Timeout,
+        HboneError::Tls(_) => How::Identity(text()),
+        HboneError::Status(StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => {
+            How::Policy(format!("the destination's proxy refuses: {error}"))
+        }
+        HboneError::Connect(_) | HboneError::Status(_) => How::Refused(text()),
+        HboneError::Http2(_) => How::Error(text()),
+    };
+    (Party::Destination, how)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tunnels_failure_is_told_by_phase_and_kind() {
+        let peer = "10.0.0.1:15008".parse().unwrap();
+        for (error, phase, kind) in [
+            (HboneError::Connect("refused".to_owned()), Phase::Connect, "refused"),
+            (HboneError::ConnectTimeout, Phase::Connect, "timeout"),
+            (
+                HboneError::Tls("bad certificate".to_owned()),
+                Phase::Handshake,
+                "identity",
+            ),
+            (HboneError::HandshakeTimeout, Phase::Handshake, "timeout"),
+            (HboneError::Http2("broken".to_owned()), Phase::Request, "error"),
+            (HboneError::Status(StatusCode::UNAUTHORIZED), Phase::Request, "policy"),
+            (
+                HboneError::Status(StatusCode::SERVICE_UNAVAILABLE),
+                Phase::Request,
+                "refused",
+            ),
+            (HboneError::RequestTimeout, Phase::Request, "timeout"),
+        ] {
+            assert_eq!(
+                (phase_of(&error), refusal_of(&error, peer).1.as_str()),
+                (phase, kind),
+                "{error}"
+            );
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! TLS over a tunnel's TCP connection. The rest of the tunnel sees a byte stream and nothing of how it is sealed.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, ServerConfig};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
+
+/// What one read from the socket takes at most. rustls itself asks for one record at a time.
+const READ_AHEAD: usize = 128 << 10;
+/// How much sealed data waits at most for room in the socket's buffer.
+const WRITE_BUFFER: usize = 256 << 10;
+
+/// A tunnel's client side.
+pub(super) type ClientStream = client::TlsStream<ReadAhead>;
+/// A tunnel's server side.
+pub(super) type ServerStream = server::TlsStream<ReadAhead>;
+
+/// Shakes hands as the client. No server name is sent: the expected identity is the configuration's.
+pub(super) async fn connect(tcp: TcpStream, config: Arc<ClientConfig>) -> io::Result<ClientStream> {
+    let name = ServerName::IpAddress(tcp.peer_addr()?.ip().into());
+    let mut stream = TlsConnector::from(config).connect(name, ReadAhead::new(tcp)).await?;
+    stream.get_mut().1.set_buffer_limit(Some(WRITE_BUFFER));
+    Ok(stream)
+}
+
+/// Shakes hands as the server.
+pub(super) async fn accept(tcp: TcpStream, config: Arc<ServerConfig>) -> io::Result<ServerStream> {
+    let mut stream = TlsAcceptor::from(config).accept(ReadAhead::new(tcp)).await?;
+    stream.get_mut().1.set_buffer_limit(Some(WRITE_BUFFER));
+    Ok(stream)
+}
+
+/// The certificates that the client has shown and proven.
+pub(super) fn peer_certificates(stream: &ServerStream) -> &[CertificateDer<'static>] {
+    stream.get_ref().1.peer_certificates().unwrap_or_default()
+}
+
+/// A TCP connection that is read in large pieces. Between pieces it holds no memory.
+pub(super) struct ReadAhead {
+    tcp: TcpStream,
+    piece: Vec<u8>,
+    taken: usize,
+}
+
+impl ReadAhead {
+    fn new(tcp: TcpStream) -> Self {
+        Self {
+            tcp,
+            piece: Vec::new(),
+            taken: 0,
+        }
+    }
+}
+
+impl AsyncRead for ReadAhead {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if this.taken == this.piece.len() {
+            // Memory is taken only once there is something to read.
+            ready!(this.tcp.poll_read_ready(cx))?;
+            this.taken = 0;
+            this.piece.clear();
+            this.piece.reserve_exact(READ_AHEAD);
+            loop {
+                match this.tcp.try_read_buf(&mut this.piece) {
+                    Ok(_) => break,
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                        if this.tcp.poll_read_ready(cx)?.is_pending() {
+                            this.piece = Vec::new();
+                            return Poll::Pending;
+                        }
+                    }
+                    Err(error) => return Poll::Ready(Err(error)),
+                }
+            }
+        }
+        let part = &this.piece[this.taken..];
+        let part = &part[..part.len().min(into.remaining())];
+        into.put_slice(part);
+        this.taken += part.len();
+        if this.taken == this.piece.len() {
+            this.piece = Vec::new();
+            this.taken = 0;
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for ReadAhead {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, from: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.tcp).poll_write(cx, from)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        from: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.tcp).poll_write_vectored(cx, from)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.tcp).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.tcp).poll_shutdown(cx)
+    }
+}

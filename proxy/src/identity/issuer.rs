@@ -1,0 +1,164 @@
+//! What the store asks for certificates, and how asking can fail.
+
+use std::future::Future;
+use std::pin::Pin;
+
+use thiserror::Error;
+
+use super::{Certificate, CertificateError, KeyError, SpiffeId};
+
+/// A boxed future, as `dyn` traits need it.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// A source of certificates.
+pub trait Issuer: Send + Sync {
+    /// Makes a fresh key and has it certified for `id`. Dropping the future gives the call up.
+    fn issue<'a>(&'a self, id: &'a SpiffeId) -> BoxFuture<'a, Result<Certificate, IssueError>>;
+
+    /// Where certificates come from, for logs and state dumps.
+    fn describe(&self) -> String;
+}
+
+/// Why no certificate was issued.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum IssueError {
+    /// The CA does not accept who we are.
+    #[error("{ca} refused our token: {reason}; is it fresh, from the right issuer and for the right audience?")]
+    Unauthenticated {
+        /// The CA.
+        ca: String,
+        /// What it said.
+        reason: String,
+    },
+    /// The CA accepts who we are, but not that we ask for this identity.
+    #[error("{ca} does not grant this identity to us: {reason}; does a pod of it run on this node, as the CA sees it?")]
+    PermissionDenied {
+        /// The CA.
+        ca: String,
+        /// What it said.
+        reason: String,
+    },
+    /// The CA cannot be reached, or says that it cannot serve.
+    #[error("{ca} cannot be reached: {reason}")]
+    Unavailable {
+        /// The CA.
+        ca: String,
+        /// What the transport or the CA said.
+        reason: String,
+    },
+    /// The CA did not answer in time.
+    #[error("{ca} did not answer within {seconds} s")]
+    Deadline {
+        /// The CA.
+        ca: String,
+        /// The deadline.
+        seconds: u64,
+    },
+    /// The CA calls our request wrong.
+    #[error("{ca} calls our request wrong: {reason}")]
+    Rejected {
+        /// The CA.
+        ca: String,
+        /// What it said.
+        reason: String,
+    },
+    /// The CA's answer is too large to be read.
+    #[error("the answer of {ca} is unusable: {reason}")]
+    Oversized {
+        /// The CA.
+        ca: String,
+        /// What the decoder said.
+        reason: String,
+    },
+    /// The CA's answer is not what was asked for.
+    #[error("the answer of {ca} is unusable: {reason}")]
+    Answer {
+        /// The CA.
+        ca: String,
+        /// What is wrong with it.
+        reason: CertificateError,
+    },
+    /// A file that the call needs cannot be read or used.
+    #[error("cannot use {what} {path}: {reason}")]
+    File {
+        /// What the file is.
+        what: &'static str,
+        /// Where it is.
+        path: String,
+        /// What the system or the parser said.
+        reason: String,
+    },
+    /// A key or request could not be made.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+}
+
+/// How a call ended, as counted in metrics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CallOutcome {
+    /// A certificate was issued.
+    Issued,
+    /// [`IssueError::Unauthenticated`].
+    Unauthenticated,
+    /// [`IssueError::PermissionDenied`].
+    PermissionDenied,
+    /// [`IssueError::Unavailable`].
+    Unavailable,
+    /// [`IssueError::Deadline`].
+    Deadline,
+    /// [`IssueError::Rejected`].
+    Rejected,
+    /// [`IssueError::Answer`] or [`IssueError::Oversized`].
+    BadAnswer,
+    /// [`IssueError::File`] or [`IssueError::Key`]: the call was never made.
+    Local,
+}
+
+impl CallOutcome {
+    /// Every outcome, in a fixed order.
+    pub const ALL: [Self; 8] = [
+        Self::Issued,
+        Self::Unauthenticated,
+        Self::PermissionDenied,
+        Self::Unavailable,
+        Self::Deadline,
+        Self::Rejected,
+        Self::BadAnswer,
+        Self::Local,
+    ];
+
+    /// The name in metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Issued => "issued",
+            Self::Unauthenticated => "unauthenticated",
+            Self::PermissionDenied => "permission_denied",
+            Self::Unavailable => "unavailable",
+            Self::Deadline => "deadline",
+            Self::Rejected => "rejected",
+            Self::BadAnswer => "bad_answer",
+            Self::Local => "local",
+        }
+    }
+}
+
+impl IssueError {
+    /// How metrics count it.
+    pub fn outcome(&self) -> CallOutcome {
+        match self {
+            Self::Unauthenticated { .. } => CallOutcome::Unauthenticated,
+            Self::PermissionDenied { .. } => CallOutcome::PermissionDenied,
+            Self::Unavailable { .. } => CallOutcome::Unavailable,
+            Self::Deadline { .. } => CallOutcome::Deadline,
+            Self::Rejected { .. } => CallOutcome::Rejected,
+            Self::Answer { .. } | Self::Oversized { .. } => CallOutcome::BadAnswer,
+            Self::File { .. } | Self::Key(_) => CallOutcome::Local,
+        }
+    }
+
+    /// Whether the CA as a whole was away, rather than unwilling to serve this identity.
+    pub fn is_outage(&self) -> bool {
+        matches!(self, Self::Unavailable { .. } | Self::Deadline { .. })
+    }
+}

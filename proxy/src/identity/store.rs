@@ -1,0 +1,250 @@
+//! The certificates of this node: one entry for each identity of an enrolled pod.
+
+use std::collections::HashMap;
+use std::collections::hash_map;
+use std::fmt;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, SystemTime};
+
+use thiserror::Error;
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, Semaphore};
+use tokio::time::Instant;
+
+use super::entry::Entry;
+use super::status::Counters;
+use super::{CallOutcome, Certificate, IdentityLease, IdentityStatus, IssueError, Issuer, SpiffeId, StoreStats};
+
+/// How the store behaves, and the clock and chance that it goes by.
+#[derive(Clone)]
+pub struct StoreSettings {
+    /// How long a connection waits for an identity that has no certificate.
+    pub wait: Duration,
+    /// How many calls to the CA may be in flight at once, 2 or more. A quarter is kept for identities that
+    /// connections wait for.
+    pub concurrency: usize,
+    /// How often the wall clock is compared, so that a step of it or a suspended machine is noticed.
+    pub clock_check: Duration,
+    /// The wall clock.
+    pub now: Arc<dyn Fn() -> SystemTime + Send + Sync>,
+    /// Uniform in 0..1.
+    pub random: Arc<dyn Fn() -> f64 + Send + Sync>,
+}
+
+impl Default for StoreSettings {
+    fn default() -> Self {
+        Self {
+            wait: Duration::from_secs(5),
+            concurrency: 8,
+            clock_check: Duration::from_secs(10),
+            now: Arc::new(SystemTime::now),
+            random: Arc::new(fastrand::f64),
+        }
+    }
+}
+
+impl fmt::Debug for StoreSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StoreSettings")
+            .field("wait", &self.wait)
+            .field("concurrency", &self.concurrency)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why a connection gets no certificate.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum IdentityError {
+    /// No pod of this identity is enrolled here, so it may not be used.
+    #[error("{0} is not the identity of an enrolled pod on this node")]
+    NotEnrolled(SpiffeId),
+    /// The CA has not given a certificate in time.
+    #[error("no certificate for {id} within {} s: {}", .waited.as_secs_f32(), describe(.reason))]
+    Unavailable {
+        /// The identity.
+        id: SpiffeId,
+        /// How long the connection has waited.
+        waited: Duration,
+        /// Why the last attempt failed; none if the first is still in flight.
+        reason: Option<Arc<IssueError>>,
+    },
+}
+
+fn describe(reason: &Option<Arc<IssueError>>) -> String {
+    reason
+        .as_ref()
+        .map_or_else(|| "the CA has not answered yet".into(), |error| error.to_string())
+}
+
+/// The certificates of this node, kept fresh on the runtime where the store was made and served to any thread.
+#[derive(Clone)]
+pub struct CertStore {
+    entries: Arc<RwLock<HashMap<SpiffeId, Arc<Entry>>>>,
+    shared: Arc<Shared>,
+}
+
+/// What the entries' tasks share.
+pub(super) struct Shared {
+    issuer: Arc<dyn Issuer>,
+    pub(super) settings: StoreSettings,
+    pub(super) runtime: Handle,
+    pub(super) turns: Semaphore,
+    pub(super) reserved: Semaphore,
+    /// Told whenever the CA has issued something.
+    pub(super) recovered: Notify,
+    counters: Counters,
+}
+
+impl Shared {
+    pub(super) async fn call(&self, id: &SpiffeId) -> Result<Certificate, IssueError> {
+        let result = self.issuer.issue(id).await;
+        self.counters.count(
+            result
+                .as_ref()
+                .map_or_else(IssueError::outcome, |_| CallOutcome::Issued),
+        );
+        result
+    }
+
+    fn free_turns(&self) -> usize {
+        self.turns.available_permits() + self.reserved.available_permits()
+    }
+}
+
+impl CertStore {
+    /// Makes an empty store. Must be called within the tokio runtime that is to run the calls to the CA.
+    pub fn new(issuer: Arc<dyn Issuer>, settings: StoreSettings) -> Self {
+        let total = settings.concurrency.max(2);
+        let reserved = (total / 4).max(1);
+        let shared = Shared {
+            issuer,
+            runtime: Handle::current(),
+            turns: Semaphore::new(total - reserved),
+            reserved: Semaphore::new(reserved),
+            recovered: Notify::new(),
+            counters: Counters::default(),
+            settings: StoreSettings {
+                concurrency: total,
+                ..settings
+            },
+        };
+        Self {
+            entries: Arc::default(),
+            shared: Arc::new(shared),
+        }
+    }
+
+    /// Enrols a pod of the identity. The first lease of an identity begins to fetch its certificate now.
+    pub fn acquire(&self, id: &SpiffeId) -> IdentityLease {
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        match entries.entry(id.clone()) {
+            hash_map::Entry::Occupied(entry) => {
+                entry.get().leases.fetch_add(1, Ordering::AcqRel);
+            }
+            hash_map::Entry::Vacant(entry) => {
+                entry.insert(Entry::start(id.clone(), self.shared.clone()));
+            }
+        }
+        IdentityLease::new(self.clone(), id.clone())
+    }
+
+    /// The identity's certificate: at once if a valid one is there, else as soon as the CA, which is asked at
+    /// once, has issued it, for up to `StoreSettings::wait`. Callable on any runtime; cancel-safe.
+    pub async fn get(&self, id: &SpiffeId) -> Result<Arc<Certificate>, IdentityError> {
+        let entry = self.entry(id).ok_or_else(|| IdentityError::NotEnrolled(id.clone()))?;
+        if let Some(certificate) = entry.valid_at(self.now()) {
+            return Ok(certificate);
+        }
+        let started = Instant::now();
+        let deadline = started + self.shared.settings.wait;
+        let (_waiter, mut attempts) = entry.wait();
+        loop {
+            // The entry's task may have stored a certificate between the first look and the subscription.
+            if let Some(certificate) = entry.valid_at(self.now()) {
+                return Ok(certificate);
+            }
+            if self.entry(id).is_none_or(|current| !Arc::ptr_eq(&current, &entry)) {
+                return Err(IdentityError::NotEnrolled(id.clone()));
+            }
+            if tokio::time::timeout_at(deadline, attempts.changed()).await.is_err() {
+                let reason = entry.last_error();
+                return Err(IdentityError::Unavailable {
+                    id: id.clone(),
+                    waited: started.elapsed(),
+                    reason,
+                });
+            }
+        }
+    }
+
+    /// The identity's certificate if a valid one is there; never waits.
+    pub fn try_get(&self, id: &SpiffeId) -> Option<Arc<Certificate>> {
+        self.entry(id)?.valid_at(self.now())
+    }
+
+    /// Every enrolled identity, sorted. No keys.
+    pub fn snapshot(&self) -> Vec<IdentityStatus> {
+        let now = self.now();
+        let entries: Vec<_> = self
+            .entries
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .values()
+            .cloned()
+            .collect();
+        let mut all: Vec<_> = entries.iter().map(|entry| entry.status(now)).collect();
+        all.sort_by(|a, b| a.id.cmp(&b.id));
+        all
+    }
+
+    /// Counters for metrics.
+    pub fn stats(&self) -> StoreStats {
+        StoreStats {
+            calls: self.shared.counters.read(),
+            in_flight: self
+                .shared
+                .settings
+                .concurrency
+                .saturating_sub(self.shared.free_turns()),
+            identities: self.entries.read().unwrap_or_else(PoisonError::into_inner).len(),
+        }
+    }
+
+    /// Where certificates come from.
+    pub fn issuer(&self) -> String {
+        self.shared.issuer.describe()
+    }
+
+    pub(super) fn release(&self, id: &SpiffeId) {
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        let last = entries
+            .get(id)
+            .is_some_and(|entry| entry.leases.fetch_sub(1, Ordering::AcqRel) == 1);
+        let forgotten = if last { entries.remove(id) } else { None };
+        drop(entries);
+        if let Some(entry) = forgotten {
+            entry.stop();
+        }
+    }
+
+    fn entry(&self, id: &SpiffeId) -> Option<Arc<Entry>> {
+        self.entries
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(id)
+            .cloned()
+    }
+
+    fn now(&self) -> SystemTime {
+        (self.shared.settings.now)()
+    }
+}
+
+impl fmt::Debug for CertStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CertStore")
+            .field("issuer", &self.issuer())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,265 @@
+//! Which endpoints one connection to a service may go to, and in which order.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use super::{Mesh, Service, TargetPort, TrafficDistribution, Workload};
+
+/// A workload and where to reach it.
+pub type Endpoint = (Arc<Workload>, SocketAddr);
+
+/// Why a service leads nowhere.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[expect(missing_docs, reason = "the fields are named in the messages")]
+pub enum EndpointError {
+    /// The service does not have the port that was dialled.
+    #[error("service {service} has no port {port}")]
+    UnknownPort { service: Arc<str>, port: u16 },
+    /// No endpoint is there, ready, has the target port and is where the service wants it.
+    #[error("service {service} port {port}: none of {known} endpoints can be used, {ready} are ready")]
+    NoEndpoints {
+        service: Arc<str>,
+        port: u16,
+        known: usize,
+        ready: usize,
+    },
+}
+
+impl Mesh {
+    /// The endpoints for one connection from `source` to an address and port of the service, in the order in which to try
+    /// them: the most preferred first, at random among equals, those of the address family that was dialled before others.
+    pub fn endpoints(
+        &self,
+        service: &Service,
+        dialled: SocketAddr,
+        source: &Workload,
+        rng: &mut fastrand::Rng,
+    ) -> Result<Vec<Endpoint>, EndpointError> {
+        let port = service
+            .ports
+            .iter()
+            .find(|port| port.port == dialled.port())
+            .ok_or_else(|| EndpointError::UnknownPort {
+                service: Arc::clone(&service.hostname),
+                port: dialled.port(),
+            })?;
+        let mut ready = 0;
+        let mut candidates: Vec<((u8, bool), Endpoint)> = Vec::with_capacity(service.endpoints.len());
+        for uid in &service.endpoints {
+            let Some(workload) = self.workload_by_uid(uid).filter(|workload| workload.ready) else {
+                continue;
+            };
+            ready += 1;
+            let (Some(rank), Some((address, other_family)), Some(port)) = (
+                rank(service.distribution, workload, source),
+                address(workload, dialled.ip()),
+                target(&port.target, workload),
+            ) else {
+                continue;
+            };
+            let endpoint = (Arc::clone(workload), SocketAddr::new(address, port));
+            candidates.push(((rank, other_family), endpoint));
+        }
+        if candidates.is_empty() {
+            return Err(EndpointError::NoEndpoints {
+                service: Arc::clone(&service.hostname),
+                port: dialled.port(),
+                known: service.endpoints.len(),
+                ready,
+            });
+        }
+        // Shuffled whole, then sorted stably: uniform within each rank.
+        rng.shuffle(&mut candidates);
+        candidates.sort_by_key(|(preference, _)| *preference);
+        Ok(candidates.into_iter().map(|(_, endpoint)| endpoint).collect())
+    }
+}
+
+/// How near an endpoint is, 0 the nearest; `None` where it must not be used. Unknown places are never near.
+fn rank(distribution: TrafficDistribution, endpoint: &Workload, source: &Workload) -> Option<u8> {
+    let same = |a: &str, b: &str| !a.is_empty() && a == b;
+    let node = same(&endpoint.node, &source.node);
+    let zone = same(&endpoint.zone, &source.zone);
+    match distribution {
+        TrafficDistribution::Any => Some(0),
+        TrafficDistribution::PreferSameNode if node => Some(0),
+        TrafficDistribution::PreferSameNode if zone => Some(1),
+        TrafficDistribution::PreferSameNode => Some(2),
+        TrafficDistribution::PreferSameZone => Some(u8::from(!(zone || node))),
+        TrafficDistribution::SameNodeOnly => node.then_some(0),
+    }
+}
+
+/// The workload's address to dial, and whether it is of another family than the one dialled.
+fn address(workload: &Workload, dialled: IpAddr) -> Option<(IpAddr, bool)> {
+    match workload.address_like(dialled) {
+        Some(address) => Some((address, false)),
+        None => workload.addresses.first().map(|address| (*address, true)),
+    }
+}
+
+fn target(target: &TargetPort, workload: &Workload) -> Option<u16> {
+    match target {
+        TargetPort::Number(port) => Some(*port),
+        TargetPort::Name(name) => workload.ports.get(name).copied(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+    use crate::mesh::snapshot::tests::{parts, service, workload};
+
+    /// Endpoints `a` (source's node), `b` (its zone), `c` (elsewhere), `d` (the node, not ready).
+    fn mesh(distribution: TrafficDistribution) -> (Mesh, Arc<Service>, Workload) {
+        let at = |name: &str, node: &str, zone: &str, address: &str| {
+            let mut workload = workload("shop", name, address);
+            (workload.node, workload.zone) = (node.into(), zone.into());
+            workload.ports.insert("http".into(), 8080);
+            workload
+        };
+        let mut parts = parts();
+        let mut not_ready = at("d", "n1", "z1", "10.0.0.4");
+        not_ready.ready = false;
+        parts.workloads = vec![
+            at("a", "n1", "z1", "10.0.0.1"),
+            at("b", "n2", "z1", "10.0.0.2"),
+            at("c", "n3", "z2", "10.0.0.3"),
+            not_ready,
+        ];
+        let mut service = service(
+            "shop",
+            "s",
+            "10.96.0.1",
+            &["shop/a", "shop/b", "shop/c", "shop/d", "shop/gone"],
+        );
+        service.distribution = distribution;
+        parts.services = vec![service];
+        let mesh = Mesh::build(parts).unwrap();
+        let service = Arc::clone(mesh.service_by_name("shop/s").unwrap());
+        (mesh, service, at("client", "n1", "z1", "10.0.0.9"))
+    }
+
+    fn order(mesh: &Mesh, service: &Service, source: &Workload, seed: u64) -> Vec<String> {
+        mesh.endpoints(
+            service,
+            "10.96.0.1:80".parse().unwrap(),
+            source,
+            &mut fastrand::Rng::with_seed(seed),
+        )
+        .unwrap()
+        .iter()
+        .map(|(workload, _)| workload.name.to_string())
+        .collect()
+    }
+
+    #[test]
+    fn near_endpoints_come_first_and_the_others_follow_as_fallback() {
+        for seed in 0..50 {
+            let (m, s, source) = mesh(TrafficDistribution::PreferSameNode);
+            assert_eq!(order(&m, &s, &source, seed), ["a", "b", "c"]);
+            let (m, s, source) = mesh(TrafficDistribution::PreferSameZone);
+            assert_eq!(order(&m, &s, &source, seed)[2], "c");
+            let (m, s, source) = mesh(TrafficDistribution::SameNodeOnly);
+            assert_eq!(order(&m, &s, &source, seed), ["a"]);
+        }
+    }
+
+    #[test]
+    fn equals_are_chosen_uniformly() {
+        let (mesh, service, source) = mesh(TrafficDistribution::Any);
+        let mut first: HashMap<String, usize> = HashMap::new();
+        for seed in 0..3000 {
+            *first
+                .entry(order(&mesh, &service, &source, seed)[0].clone())
+                .or_default() += 1;
+        }
+        assert_eq!(first.len(), 3);
+        assert!(first.values().all(|count| (850..1150).contains(count)), "{first:?}");
+    }
+
+    #[test]
+    fn places_that_are_unknown_are_not_near() {
+        let (mesh, service, mut source) = mesh(TrafficDistribution::SameNodeOnly);
+        source.node = "".into();
+        let dialled = "10.96.0.1:80".parse().unwrap();
+        assert_eq!(
+            mesh.endpoints(&service, dialled, &source, &mut fastrand::Rng::new()),
+            Err(EndpointError::NoEndpoints {
+                service: "s.shop.svc.cluster.local".into(),
+                port: 80,
+                known: 5,
+                ready: 3
+            })
+        );
+    }
+
+    #[test]
+    fn a_port_that_the_service_lacks_is_unknown() {
+        let (mesh, service, source) = mesh(TrafficDistribution::Any);
+        assert_eq!(
+            mesh.endpoints(
+                &service,
+                "10.96.0.1:81".parse().unwrap(),
+                &source,
+                &mut fastrand::Rng::new()
+            ),
+            Err(EndpointError::UnknownPort {
+                service: "s.shop.svc.cluster.local".into(),
+                port: 81
+            })
+        );
+    }
+
+    #[test]
+    fn named_target_ports_are_each_endpoints_own() {
+        let (mesh, service, source) = mesh(TrafficDistribution::SameNodeOnly);
+        let named = |name: &str| {
+            let mut service = Service::clone(&service);
+            service.ports[0].target = TargetPort::Name(name.into());
+            let dialled = "10.96.0.1:80".parse().unwrap();
+            mesh.endpoints(&service, dialled, &source, &mut fastrand::Rng::new())
+        };
+        assert_eq!(named("http").unwrap()[0].1, "10.0.0.1:8080".parse().unwrap());
+        assert!(matches!(
+            named("grpc"),
+            Err(EndpointError::NoEndpoints { ready: 3, .. })
+        ));
+    }
+
+    #[test]
+    fn the_address_family_that_was_dialled_is_preferred() {
+        let mut parts = parts();
+        let mut dual = workload("shop", "dual", "10.0.0.1");
+        dual.addresses.push("fd00::1".parse().unwrap());
+        parts.workloads = vec![dual, workload("shop", "v4", "10.0.0.2")];
+        let mut both = service("shop", "s", "10.96.0.1", &["shop/v4", "shop/dual"]);
+        both.addresses.push("fd96::1".parse().unwrap());
+        parts.services = vec![both];
+        let mesh = Mesh::build(parts).unwrap();
+        let service = mesh.service_by_name("shop/s").unwrap();
+        let source = workload("shop", "client", "10.0.0.9");
+        let dial = |dialled: &str, seed| {
+            let mut rng = fastrand::Rng::with_seed(seed);
+            mesh.endpoints(service, dialled.parse().unwrap(), &source, &mut rng)
+                .unwrap()
+        };
+        for seed in 0..20 {
+            let addresses: Vec<_> = dial("[fd96::1]:80", seed)
+                .into_iter()
+                .map(|(_, a)| a.to_string())
+                .collect();
+            assert_eq!(addresses, ["[fd00::1]:8080", "10.0.0.2:8080"]);
+            assert!(dial("10.96.0.1:80", seed).iter().all(|(_, address)| address.is_ipv4()));
+            assert!(
+                dial("[::ffff:10.96.0.1]:80", seed)
+                    .iter()
+                    .all(|(_, address)| address.is_ipv4())
+            );
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! Sources of truth: each builds a [`Mesh`](super::Mesh) from what it reads and publishes it.
+
+mod document;
+mod fault;
+pub mod file;
+
+pub use fault::{Fault, SourceError};
+pub use file::{FileSource, SourceStatus, StatusHandle};

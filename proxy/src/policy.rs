@@ -1,1 +1,0 @@
-//! Whether a connection is permitted, and by which rule.

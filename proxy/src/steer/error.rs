@@ -1,0 +1,71 @@
+//! What can go wrong between the proxy and its kernel programs.
+
+use std::io;
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+/// Why the kernel programs could not be put in place.
+#[derive(Debug, Error)]
+pub enum SteerError {
+    /// The kernel lacks something that the programs need.
+    #[error("this kernel lacks {0}; Adit needs Linux 6.1 or newer with BPF and cgroup v2")]
+    Unsupported(String),
+    /// The kernel could not be asked what it has; most often a capability is missing.
+    #[error("asking the kernel whether it has {what}: {error}; Adit needs CAP_BPF, CAP_NET_ADMIN and CAP_SYS_ADMIN")]
+    Probe {
+        /// The feature asked for.
+        what: String,
+        /// The kernel's answer.
+        error: String,
+    },
+    /// The pods' cgroup cannot be used.
+    #[error("the pods' cgroup {path}: {error}; name a directory of the cgroup v2 hierarchy with --pods-cgroup")]
+    Cgroup {
+        /// The directory.
+        path: PathBuf,
+        /// What the kernel says.
+        error: io::Error,
+    },
+    /// This process's own cgroup cannot be found.
+    #[error("finding this process's own cgroup: {0}")]
+    OwnCgroup(String),
+    /// The object could not be loaded.
+    #[error("loading the kernel programs: {0}")]
+    Load(#[from] aya::EbpfError),
+    /// A program was refused.
+    #[error("kernel program {program}: {error}")]
+    Program {
+        /// The program's name.
+        program: &'static str,
+        /// What the kernel says, with the verifier's words.
+        error: aya::programs::ProgramError,
+    },
+    /// A program or map is not in the object; the object and this binary were not built together.
+    #[error("the kernel object lacks {0}; build it and this binary from the same source")]
+    Missing(&'static str),
+    /// The kernel attached a program somewhere else.
+    #[error("kernel program {program} is attached to cgroup {actual}, not {intended}")]
+    Misattached {
+        /// The program's name.
+        program: &'static str,
+        /// Where it is.
+        actual: u64,
+        /// Where it should be.
+        intended: u64,
+    },
+    /// A map did not take a change.
+    #[error("{doing}: {error}")]
+    Map {
+        /// What was tried.
+        doing: &'static str,
+        /// What the kernel says.
+        error: io::Error,
+    },
+    /// The node has as many enrolled pods as there are places.
+    #[error("this node has {0} enrolled pods already, the most that Adit takes")]
+    TooManyPods(u32),
+    /// The self-test did not see what it should.
+    #[error("self-test of the kernel programs: {0}")]
+    SelfTest(String),
+}

@@ -1,0 +1,113 @@
+//! What the programs and the proxy tell each other about single connections.
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::Arc;
+
+use adit_common::{Flow, FlowKey, HostPort};
+
+use super::{SteerError, sys};
+
+/// Where a captured connection was going, and who dialled.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OriginalDst {
+    /// The address that the application dialled.
+    pub addr: SocketAddr,
+    /// The process that dialled, in the initial PID namespace.
+    pub pid: u32,
+    /// Its cgroup's id.
+    pub cgroup: u64,
+    /// Its command name, at most 15 bytes.
+    pub command: Box<str>,
+}
+
+/// Captured connections whose SYN is on its way.
+#[derive(Clone)]
+pub struct Flows {
+    map: Arc<OwnedFd>,
+}
+
+impl Flows {
+    pub(super) fn new(map: Arc<OwnedFd>) -> Self {
+        Self { map }
+    }
+
+    /// Takes the entry of the connection from `client`, in the namespace `netns`, that was accepted at `server_port`.
+    /// None: nobody captured such a connection; somebody dialled the listener itself.
+    pub fn take(&self, netns: u64, client: SocketAddr, server_port: u16) -> Result<Option<OriginalDst>, SteerError> {
+        let key = key(netns, client, server_port);
+        let flow: Option<Flow> = sys::take(self.map.as_fd(), &key).map_err(|error| SteerError::Map {
+            doing: "taking a captured connection's entry",
+            error,
+        })?;
+        Ok(flow.map(|flow| OriginalDst {
+            addr: SocketAddr::new(flow.addr.into(), flow.port.0),
+            pid: flow.pid,
+            cgroup: flow.cgroup,
+            command: command(&flow.command),
+        }))
+    }
+
+    /// How many entries there are. Walks the map: for tests and for the state page.
+    pub fn count(&self) -> Result<usize, SteerError> {
+        let at = |error| SteerError::Map {
+            doing: "walking the captured connections",
+            error,
+        };
+        let mut count = 0;
+        let mut key: Option<FlowKey> = sys::next_key(self.map.as_fd(), None).map_err(at)?;
+        while let Some(last) = key {
+            count += 1;
+            key = sys::next_key(self.map.as_fd(), Some(&last)).map_err(at)?;
+        }
+        Ok(count)
+    }
+}
+
+/// Connections that the proxy makes to applications on behalf of others.
+#[derive(Clone)]
+pub struct Clients {
+    map: Arc<OwnedFd>,
+}
+
+impl Clients {
+    pub(super) fn new(map: Arc<OwnedFd>) -> Self {
+        Self { map }
+    }
+
+    /// Tells, before the connection is made, that what will come from `local` to `server_port` in `netns` is really
+    /// from `client`. The entry is gone once the connection stands; [`Clients::withdraw`] it when the dial fails.
+    pub fn publish(
+        &self,
+        netns: u64,
+        local: SocketAddr,
+        server_port: u16,
+        client: SocketAddr,
+    ) -> Result<(), SteerError> {
+        let flow = Flow {
+            addr: client.ip().into(),
+            port: HostPort(client.port()),
+            ..Flow::default()
+        };
+        sys::update(self.map.as_fd(), &key(netns, local, server_port), &flow, 0).map_err(|error| SteerError::Map {
+            doing: "telling an application's true client",
+            error,
+        })
+    }
+
+    /// Takes back what was published.
+    pub fn withdraw(&self, netns: u64, local: SocketAddr, server_port: u16) {
+        // A key that is not there is no error, and the map takes any key.
+        let _ = sys::delete(self.map.as_fd(), &key(netns, local, server_port));
+    }
+}
+
+fn key(netns: u64, client: SocketAddr, server_port: u16) -> FlowKey {
+    let ip: IpAddr = client.ip();
+    FlowKey::new(netns, ip.into(), HostPort(client.port()), HostPort(server_port))
+}
+
+fn command(bytes: &[u8]) -> Box<str> {
+    let end = bytes.iter().position(|&b| b == 0).unwrap_or(bytes.len());
+    String::from_utf8_lossy(&bytes[..end]).into()
+}

@@ -1,0 +1,96 @@
+//! What telemetry shows of the certificate store, which it knows by this view alone.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use serde_json::{Value, json};
+
+use super::line::Rfc3339;
+use crate::identity::SpiffeId;
+
+/// How an identity stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum CertificateState {
+    /// The first certificate is being fetched.
+    Pending,
+    /// A valid certificate is there.
+    Valid,
+    /// A valid certificate is there, but the last attempt to renew it failed.
+    Failing,
+    /// There is no valid certificate, and the last attempt to get one failed.
+    Unavailable,
+}
+
+impl CertificateState {
+    /// Every state.
+    pub const ALL: [Self; 4] = [Self::Pending, Self::Valid, Self::Failing, Self::Unavailable];
+
+    /// The word used in metrics and state.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Pending => "pending",
+            Self::Valid => "valid",
+            Self::Failing => "failing",
+            Self::Unavailable => "unavailable",
+        }
+    }
+}
+
+/// One identity of this node and its certificate.
+#[derive(Debug, Clone)]
+pub struct CertificateStatus {
+    /// The identity.
+    pub identity: SpiffeId,
+    /// How it stands.
+    pub state: CertificateState,
+    /// The certificate's serial number.
+    pub serial: Option<Arc<str>>,
+    /// The beginning of its validity.
+    pub not_before: Option<SystemTime>,
+    /// The end of its validity.
+    pub not_after: Option<SystemTime>,
+    /// When the next fetch is due.
+    pub next_refresh: Option<SystemTime>,
+    /// Why the last fetch failed, if it did.
+    pub last_error: Option<String>,
+    /// How many enrolled pods have the identity.
+    pub pods: usize,
+}
+
+impl CertificateStatus {
+    pub(super) fn to_json(&self) -> Value {
+        let time = |time: Option<SystemTime>| time.map(|time| Rfc3339(time).to_string());
+        json!({
+            "identity": self.identity,
+            "state": self.state.as_str(),
+            "serial": self.serial,
+            "not_before": time(self.not_before),
+            "not_after": time(self.not_after),
+            "next_refresh": time(self.next_refresh),
+            "last_error": self.last_error,
+            "pods": self.pods,
+        })
+    }
+}
+
+/// What can be seen of a certificate store.
+pub trait CertificateView: Send + Sync {
+    /// Each identity of this node.
+    fn statuses(&self) -> Vec<CertificateStatus>;
+    /// Calls to the authority since the start, by result. The results are few and fixed words, such as `success`.
+    fn ca_calls(&self) -> Vec<(&'static str, u64)>;
+}
+
+/// A store without certificates.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NoCertificates;
+
+impl CertificateView for NoCertificates {
+    fn statuses(&self) -> Vec<CertificateStatus> {
+        Vec::new()
+    }
+
+    fn ca_calls(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
+}

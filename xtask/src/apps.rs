@@ -1,0 +1,37 @@
+//! `demo` and `bench`: programs of the crate `adit-tests`.
+
+use std::{env, os::unix::process::CommandExt as _, process::ExitCode};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::{build, context::Context, process::command};
+
+/// Arguments for the program itself.
+#[derive(clap::Args)]
+pub(crate) struct Passthrough {
+    /// Arguments for the program; `--help` after the task's name shows them
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
+    arguments: Vec<std::ffi::OsString>,
+}
+
+/// Builds everything and becomes the program `name`.
+pub(crate) fn run(context: &Context, name: &str, passthrough: &Passthrough) -> Result<ExitCode> {
+    build::everything(context)?;
+    let mut program = command(context, context.release(name));
+    if !context.release(name).is_file() {
+        bail!(
+            "the build made no {}: is it still a binary of the crate adit-tests?",
+            context.release(name).display()
+        );
+    }
+    // Paths among the arguments are relative to where the user stands.
+    program
+        .current_dir(env::current_dir()?)
+        .stdin(std::process::Stdio::inherit());
+    program
+        .env("ADIT_BIN", context.release("adit"))
+        .env("ADIT_CACHE", &context.cache);
+    program.args(&passthrough.arguments);
+    let error = program.exec();
+    Err(error).with_context(|| format!("starting {}", context.release(name).display()))
+}

@@ -1,0 +1,125 @@
+//! `vm`: the integration tests on Debian's kernels, in QEMU, side by side.
+
+mod cpio;
+mod image;
+mod kernel;
+mod machine;
+mod modules;
+
+use std::{path::Path, thread};
+
+use anyhow::{Result, anyhow};
+
+pub(crate) use kernel::Kernel;
+
+use crate::{
+    context::{Context, say, step},
+    packages::{self, Need},
+    test::{self, totals::Totals},
+};
+
+/// The modules of the integration tests that depend on the kernel: what the hooks do and the main path. The rest
+/// would only repeat itself, slowly.
+pub(crate) const DEFAULT_TESTS: &[&str] = &["transparency", "steering", "main_path"];
+
+/// Kernel series, oldest first: the oldest that Adit supports, and the newest that Debian offers for it.
+const SERIES: &[&str] = &["6.1", "6.12"];
+
+const NEEDS: &[Need] = &[
+    Need {
+        probe: "qemu-system-x86_64",
+        package: "qemu-system-x86",
+    },
+    Need {
+        probe: "busybox",
+        package: "busybox-static",
+    },
+    Need {
+        probe: "depmod",
+        package: "kmod",
+    },
+    Need {
+        probe: "xz",
+        package: "xz-utils",
+    },
+    Need {
+        probe: "strip",
+        package: "binutils",
+    },
+    Need {
+        probe: "ip",
+        package: "iproute2",
+    },
+    Need {
+        probe: "nsenter",
+        package: "util-linux",
+    },
+];
+
+/// What to run in the machines.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Selection {
+    /// Run only the tests whose names contain one of these, instead of the default modules
+    names: Vec<String>,
+    /// Run this test program instead of the integration tests; nothing is built then
+    #[arg(long, value_name = "FILE")]
+    program: Option<std::path::PathBuf>,
+}
+
+/// Runs tests on every kernel and gives the totals.
+pub(crate) fn run(context: &Context, selection: &Selection) -> Result<Totals> {
+    let default = || DEFAULT_TESTS.iter().map(|name| (*name).to_owned()).collect();
+    if let Some(program) = &selection.program {
+        return run_on(context, &prepare(context)?, program, &selection.names);
+    }
+    let names = if selection.names.is_empty() {
+        default()
+    } else {
+        selection.names.clone()
+    };
+    let (kernels, programs) = thread::scope(|scope| {
+        let kernels = scope.spawn(|| prepare(context));
+        let programs = test::build_all(context);
+        let kernels = kernels.join().map_err(|_| anyhow!("preparing the kernels panicked"))?;
+        Ok::<_, anyhow::Error>((kernels?, programs?))
+    })?;
+    run_on(context, &kernels, &test::behaviour(&programs)?.executable, &names)
+}
+
+/// Installs the emulator and fetches the kernels.
+pub(crate) fn prepare(context: &Context) -> Result<Vec<Kernel>> {
+    packages::ensure(context, "running tests on other kernels", NEEDS)?;
+    SERIES.iter().map(|series| kernel::fetch(context, series)).collect()
+}
+
+/// Runs the test program on each kernel, all at the same time.
+pub(crate) fn run_on(context: &Context, kernels: &[Kernel], program: &Path, names: &[String]) -> Result<Totals> {
+    let list = kernels.iter().map(Kernel::name).collect::<Vec<_>>().join(" and ");
+    step(
+        &format!(
+            "tests on {list}: {}",
+            if names.is_empty() {
+                "all".to_owned()
+            } else {
+                names.join(" ")
+            }
+        ),
+        || {
+            let userland = image::userland(context, program, names)?;
+            let outcomes: Vec<_> = thread::scope(|scope| {
+                let running: Vec<_> = kernels
+                    .iter()
+                    .map(|kernel| scope.spawn(|| machine::run(context, kernel, &userland)))
+                    .collect();
+                running.into_iter().map(thread::ScopedJoinHandle::join).collect()
+            });
+            let mut totals = Totals::default();
+            for (kernel, outcome) in kernels.iter().zip(outcomes) {
+                let outcome = outcome.map_err(|_| anyhow!("the machine with {} panicked", kernel.name()))??;
+                say(&format!("    {}: {outcome}", kernel.name()));
+                totals += outcome;
+            }
+            Ok(totals)
+        },
+    )
+}
