@@ -1,0 +1,204 @@
+//! A node of the bed and the proxy that runs on it.
+
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use nix::sys::signal::Signal;
+
+use super::admin::{Metrics, Response, http_get};
+use super::log::{AccessLine, Log};
+use super::netns;
+use super::process::{ADMIN, NodeSettings, Process, write_token};
+use super::{READY_DEADLINE, lock, wait_for};
+use crate::sys::Place;
+
+/// A node: a network namespace, and Adit's proxy in it and in its own cgroup.
+#[derive(Debug)]
+pub struct Node {
+    pub(super) settings: NodeSettings,
+    pub(super) netns: String,
+    pub(super) v4: Ipv4Addr,
+    pub(super) v6: Ipv6Addr,
+    pub(super) place: Place,
+    pub(super) process: Mutex<Option<Process>>,
+    pub(super) log: Log,
+}
+
+impl Node {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.settings.name
+    }
+
+    /// Its IPv4 address on the link between the nodes.
+    pub fn v4(&self) -> Ipv4Addr {
+        self.v4
+    }
+
+    /// Its IPv6 address on the link between the nodes.
+    pub fn v6(&self) -> Ipv6Addr {
+        self.v6
+    }
+
+    /// The path of its network namespace.
+    pub fn netns(&self) -> PathBuf {
+        netns::path(&self.netns)
+    }
+
+    /// The cgroup that holds its pods.
+    pub fn pods_cgroup(&self) -> &Path {
+        &self.settings.pods_cgroup
+    }
+
+    /// The file with its proxy's token.
+    pub fn token_file(&self) -> &Path {
+        &self.settings.ca_token
+    }
+
+    /// Runs `work` on a thread in the node's network namespace, as a host process of the node would.
+    pub fn inside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> anyhow::Result<T> {
+        netns::inside(&self.netns(), work)
+    }
+
+    /// Puts a token where the proxy reads it.
+    pub fn write_token(&self, token: &str) -> anyhow::Result<()> {
+        write_token(&self.settings.ca_token, token)
+    }
+
+    /// Starts the proxy without waiting for it.
+    pub fn launch(&self) -> anyhow::Result<()> {
+        *lock(&self.process) = Some(Process::start_node(&self.settings, &self.place, &self.log)?);
+        Ok(())
+    }
+
+    /// Starts the proxy and waits until it is ready.
+    pub fn start(&self) -> anyhow::Result<()> {
+        self.launch()?;
+        self.wait_ready(READY_DEADLINE)
+    }
+
+    /// Waits until the proxy says that it is ready.
+    pub fn wait_ready(&self, deadline: Duration) -> anyhow::Result<()> {
+        let mut last = "no answer".to_owned();
+        let ready = wait_for(&format!("the proxy of {} to be ready", self.name()), deadline, || {
+            if let Some(process) = lock(&self.process).as_mut()
+                && let Some(status) = process.ended()?
+            {
+                bail!("the proxy of {} ended: {status}", self.name());
+            }
+            match self.get("/healthz/ready") {
+                Ok(answer) if answer.status == 200 => return Ok(true),
+                Ok(answer) => last = format!("{} {}", answer.status, answer.body.trim()),
+                Err(error) => last = format!("{error:#}"),
+            }
+            Ok(false)
+        });
+        ready.with_context(|| format!("it last said: {last}; its log:\n{}", self.log.tail()))
+    }
+
+    /// The proxy's process id, while it runs.
+    pub fn pid(&self) -> Option<u32> {
+        lock(&self.process).as_ref().map(Process::pid)
+    }
+
+    /// Whether the proxy is running.
+    pub fn is_running(&self) -> bool {
+        lock(&self.process)
+            .as_mut()
+            .is_some_and(|process| process.ended().is_ok_and(|status| status.is_none()))
+    }
+
+    /// Sends the proxy a signal.
+    pub fn signal(&self, signal: Signal) -> anyhow::Result<()> {
+        lock(&self.process)
+            .as_ref()
+            .with_context(|| format!("no proxy runs on {}", self.name()))?
+            .signal(signal)
+    }
+
+    /// Waits until the proxy has ended by itself.
+    pub fn wait_ended(&self, deadline: Duration) -> anyhow::Result<ExitStatus> {
+        lock(&self.process)
+            .as_mut()
+            .with_context(|| format!("no proxy runs on {}", self.name()))?
+            .wait(deadline)
+    }
+
+    /// Ends the proxy at once, as a crash would.
+    pub fn kill(&self) {
+        *lock(&self.process) = None;
+    }
+
+    /// The proxy's log.
+    pub fn log(&self) -> &Log {
+        &self.log
+    }
+
+    /// The access log so far.
+    pub fn access_log(&self) -> Vec<AccessLine> {
+        self.log.access()
+    }
+
+    /// Waits for an access line of which `wanted` is true, and gives the first.
+    pub fn wait_for_access(
+        &self,
+        what: &str,
+        deadline: Duration,
+        wanted: impl Fn(&AccessLine) -> bool,
+    ) -> anyhow::Result<AccessLine> {
+        let mut found = None;
+        wait_for(&format!("an access line of {}: {what}", self.name()), deadline, || {
+            found = self.access_log().into_iter().find(|line| wanted(line));
+            Ok(found.is_some())
+        })?;
+        found.context("the line that was just found")
+    }
+
+    /// Waits for a line of the log with `pattern` in it.
+    pub fn wait_for_log(&self, pattern: &str, deadline: Duration) -> anyhow::Result<String> {
+        self.log.wait_for(pattern, deadline)
+    }
+
+    /// `GET path` from the admin pages.
+    pub fn get(&self, path: &str) -> anyhow::Result<Response> {
+        let admin: SocketAddr = ADMIN.parse().context("the admin address")?;
+        http_get(&self.netns(), admin, path)
+    }
+
+    /// The proxy's metrics now.
+    pub fn metrics(&self) -> anyhow::Result<Metrics> {
+        Ok(Metrics::parse(&self.get("/metrics")?.body))
+    }
+
+    /// The proxy's state now, from `/debug/state`.
+    pub fn state(&self) -> anyhow::Result<serde_json::Value> {
+        let answer = self.get("/debug/state")?;
+        serde_json::from_str(&answer.body).with_context(|| format!("the state of {}: {}", self.name(), answer.body))
+    }
+
+    /// How many file descriptors the proxy has open.
+    pub fn open_files(&self) -> anyhow::Result<usize> {
+        let pid = self.pid().context("no proxy runs")?;
+        Ok(std::fs::read_dir(format!("/proc/{pid}/fd"))
+            .context("read the proxy's descriptors")?
+            .count())
+    }
+
+    /// The proxy's resident memory in KiB.
+    pub fn resident_kib(&self) -> anyhow::Result<u64> {
+        let pid = self.pid().context("no proxy runs")?;
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).context("read the proxy's status")?;
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix("VmRSS:"))
+            .context("no VmRSS in the status")?;
+        line.trim()
+            .trim_end_matches(" kB")
+            .parse()
+            .context("the value of VmRSS")
+    }
+}

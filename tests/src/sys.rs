@@ -1,0 +1,13 @@
+//! The system calls that have no safe form: forking into a pod, packet sockets, io_uring.
+#![expect(
+    unsafe_code,
+    reason = "fork, pre_exec, pidfd_open, packet sockets and io_uring have no safe form in the crates at hand"
+)]
+
+mod process;
+mod socket;
+mod uring;
+
+pub(crate) use process::{Place, fork_into, wait_readable, wait_writable};
+pub(crate) use socket::{bind_address_no_port, fastopen_connect, kernel_drops, packet_socket};
+pub(crate) use uring::uring_connect;

@@ -1,0 +1,160 @@
+//! The CA is down, hangs, or is not the one it should be.
+
+use std::process::Command;
+use std::time::Duration;
+
+use adit_tests::bed::{AccessLine, Bed, wait_for};
+use adit_tests::net;
+use nix::sys::signal::Signal;
+
+use crate::world::{LONG, PORT, SOON, ask, echo, world};
+
+/// The client's connection fails for want of a certificate, within the 5 s that it may wait, and the log says so.
+fn assert_no_identity(bed: &Bed) {
+    let (client, server) = (bed.pod("client"), bed.pod("server"));
+    let attempt = client.run(|| net::attempt(server.at(PORT))).unwrap();
+    assert!(attempt.was_refused(), "{attempt:?}");
+    assert!(attempt.took_ms < 7_500, "{attempt:?}");
+    let wanted = |line: &AccessLine| line.get("how") == "identity";
+    let line = bed.node("n1").wait_for_access("how=identity", SOON, wanted).unwrap();
+    assert!(!line.get("detail").is_empty(), "the reason is said: {line:?}");
+    assert_eq!(line.get("phase"), "identity", "{line:?}");
+}
+
+/// Waits until the proxies take connections for themselves: their admin pages answer, whatever they say.
+fn wait_until_up(bed: &Bed) {
+    for node in bed.nodes() {
+        wait_for(&format!("the admin pages of {}", node.name()), LONG, || {
+            Ok(node.get("/healthz/ready").is_ok())
+        })
+        .unwrap();
+        // Captured, or else the server would have answered.
+        let (client, server) = (bed.pod("client"), bed.pod("server"));
+        wait_for("the capture", LONG, || {
+            let attempt = client.run(|| net::attempt(server.at(9)))?;
+            Ok(attempt.connect != Some(libc::ECONNREFUSED) || node.name() != "n1")
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn running_certificates_serve_while_the_ca_is_down() {
+    let bed = world("down").start().unwrap();
+    let (client, server) = (bed.pod("client"), bed.pod("server"));
+    let _server = echo(server, PORT);
+    bed.kill_ca();
+    for address in [server.at(PORT), server.at6(PORT)] {
+        ask(client, address);
+    }
+}
+
+#[test]
+fn running_certificates_serve_while_the_ca_hangs() {
+    let bed = world("hangs").start().unwrap();
+    let (client, server) = (bed.pod("client"), bed.pod("server"));
+    let _server = echo(server, PORT);
+    bed.signal_ca(Signal::SIGSTOP).unwrap();
+    ask(client, server.at(PORT));
+    // A pod that comes now gets its certificate when the CA goes on, and no later.
+    bed.signal_ca(Signal::SIGCONT).unwrap();
+    ask(client, server.at(PORT));
+}
+
+#[test]
+fn without_a_ca_from_the_start_connections_fail_with_the_reason_and_work_as_soon_as_it_is_there() {
+    let bed = world("late").build().unwrap();
+    let server = bed.pod("server");
+    let _server = echo(server, PORT);
+    // Root and tokens are there; the CA that made them is gone again.
+    bed.start_ca().unwrap();
+    bed.introduce_ca().unwrap();
+    bed.kill_ca();
+    bed.nodes().iter().for_each(|node| node.launch().unwrap());
+    wait_until_up(&bed);
+    assert_no_identity(&bed);
+    let ready = bed.node("n1").get("/healthz/ready").unwrap();
+    assert_ne!(ready.status, 200);
+    assert!(!ready.body.trim().is_empty(), "it names what is pending");
+
+    bed.start_ca().unwrap();
+    bed.nodes().iter().for_each(|node| node.wait_ready(SOON).unwrap());
+    ask(bed.pod("client"), server.at(PORT));
+}
+
+#[test]
+fn a_connection_that_waits_for_its_certificate_goes_on_when_the_ca_wakes_up() {
+    let bed = world("wakes up").build().unwrap();
+    let (client, server) = (bed.pod("client"), bed.pod("server"));
+    let _server = echo(server, PORT);
+    bed.start_ca().unwrap();
+    bed.introduce_ca().unwrap();
+    bed.signal_ca(Signal::SIGSTOP).unwrap();
+    bed.nodes().iter().for_each(|node| node.launch().unwrap());
+    wait_until_up(&bed);
+    let to = server.at(PORT);
+    let waiting = client.spawn(|| net::ask(to, "patience")).unwrap();
+    // The connection has been accepted and waits.
+    let pending = || {
+        Ok(bed.node("n1").state()?["connections"]
+            .to_string()
+            .contains(&to.to_string()))
+    };
+    let _ = wait_for("the connection in the state", Duration::from_secs(1), pending);
+    bed.signal_ca(Signal::SIGCONT).unwrap();
+    assert_eq!(waiting.join(LONG).unwrap().text, "patience");
+}
+
+#[test]
+fn a_ca_that_the_proxies_have_no_reason_to_trust_is_not_believed() {
+    let bed = world("false root").build().unwrap();
+    let _server = echo(bed.pod("server"), PORT);
+    bed.start_ca().unwrap();
+    bed.introduce_ca().unwrap();
+    // The proxies are told to trust somebody else.
+    let made = Command::new("openssl")
+        .args([
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:P-256",
+            "-nodes",
+            "-days",
+            "2",
+        ])
+        .args(["-subj", "/CN=somebody else", "-keyout", "/dev/null", "-out"])
+        .arg(bed.trust_file())
+        .output()
+        .unwrap();
+    assert!(made.status.success(), "{made:?}");
+    bed.nodes().iter().for_each(|node| node.launch().unwrap());
+    wait_until_up(&bed);
+    assert_no_identity(&bed);
+    let granted = bed.ca_log().text().matches(&bed.pod("client").identity()).count();
+    assert_eq!(granted, 0, "the CA was never asked for it: {}", bed.ca_log().text());
+}
+
+#[test]
+fn a_listener_that_says_nothing_in_the_place_of_the_ca_does_not_hold_up_the_proxy() {
+    let bed = world("mute").build().unwrap();
+    let _server = echo(bed.pod("server"), PORT);
+    bed.start_ca().unwrap();
+    bed.introduce_ca().unwrap();
+    bed.kill_ca();
+    // It accepts and never answers.
+    let place = bed.ca_settings().listen;
+    let _mute = bed
+        .node("n1")
+        .inside(|| std::net::TcpListener::bind(place))
+        .unwrap()
+        .unwrap();
+    bed.nodes().iter().for_each(|node| node.launch().unwrap());
+    wait_until_up(&bed);
+    assert_no_identity(&bed);
+    // Those who need no certificate are served meanwhile.
+    let outsider = bed.pod("outsider");
+    let _outside = echo(outsider, PORT);
+    ask(bed.pod("client"), outsider.at(PORT));
+}

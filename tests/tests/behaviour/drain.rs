@@ -1,0 +1,64 @@
+//! A proxy that is told to stop takes no new connections, lets the open ones end, and leaves.
+
+use std::io::Write;
+
+use adit_tests::bed::Stage;
+use adit_tests::net;
+use nix::sys::signal::Signal;
+
+use crate::world::{LONG, PORT, SOON, echo, world};
+
+#[test]
+fn an_open_connection_goes_on_while_the_proxy_drains_and_then_the_proxy_ends() {
+    let bed = world("drain").start().unwrap();
+    let (client, server) = (bed.pod("client"), bed.pod("server"));
+    let _server = echo(server, PORT);
+    let to = server.at(PORT);
+    let talk = |stage: &Stage| {
+        let mut stream = net::connect(to)?;
+        stream.write_all(b"before")?;
+        let before = net::read_text(&mut stream, 6)?;
+        stage.reached(&before)?;
+        stage.hold()?;
+        stream.write_all(b"during")?;
+        let during = net::read_text(&mut stream, 6)?;
+        stage.reached(&during)?;
+        stage.hold()
+    };
+    let mut open = client.serve(talk).unwrap();
+    let node = bed.node("n1");
+    node.signal(Signal::SIGTERM).unwrap();
+    adit_tests::bed::wait_for("the proxy to drain", SOON, || {
+        // It is not ready any more, or its admin pages are gone.
+        Ok(!node.get("/healthz/ready").is_ok_and(|answer| answer.status == 200))
+    })
+    .unwrap();
+    assert!(node.is_running(), "an open connection keeps it");
+    open.proceed().unwrap();
+    assert_eq!(open.stage::<String>(SOON).unwrap(), "during");
+    open.proceed().unwrap();
+    open.join(SOON).unwrap();
+    let status = node.wait_ended(LONG).unwrap();
+    assert!(status.success(), "{status}");
+    let lines = node.access_log();
+    assert!(
+        lines
+            .iter()
+            .any(|line| line.has(&[("reporter", "source"), ("how", "fin")])),
+        "{lines:?}"
+    );
+}
+
+#[test]
+fn without_open_connections_the_proxy_ends_at_once_and_the_pods_are_free() {
+    let bed = world("idle drain").start().unwrap();
+    let (client, server) = (bed.pod("client"), bed.pod("server"));
+    let _server = echo(server, PORT);
+    for node in bed.nodes() {
+        node.signal(Signal::SIGTERM).unwrap();
+        assert!(node.wait_ended(SOON).unwrap().success());
+    }
+    // Detached in this version: the pods talk as if Adit had never been there.
+    let seen = client.run(|| net::ask(server.at(PORT), "alone again")).unwrap();
+    assert_eq!(seen.text, "alone again");
+}

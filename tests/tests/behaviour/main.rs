@@ -1,0 +1,31 @@
+//! What Adit does, one module per behaviour, on a bed of real namespaces with the real programs.
+
+mod bed;
+mod world;
+
+mod abrupt_clients;
+mod bulk;
+mod ca_trouble;
+mod concurrency;
+mod connect_variants;
+mod drain;
+mod hairpin;
+mod half_close;
+mod identity;
+mod impersonation;
+mod outside_mesh;
+mod own_ports;
+mod paths;
+mod policy;
+mod refusal;
+mod reload;
+mod reset;
+mod secrecy;
+mod server_first;
+mod services;
+mod small_writes;
+mod source_address;
+mod source_ports;
+mod stalled_stream;
+mod telemetry;
+mod transparency;

@@ -1,0 +1,86 @@
+//! Nothing is left on the host: no namespace, cgroup, link, BPF program or process. In a test program of its own, so
+//! that no other bed is alive meanwhile.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use adit_tests::bed::{Bed, PodSpec, residue, wait_for};
+use adit_tests::net;
+use nix::sys::signal::Signal;
+
+const SOON: Duration = Duration::from_secs(5);
+
+/// The ids of the loaded BPF programs whose names are Adit's.
+fn programs() -> BTreeSet<u32> {
+    let loaded = aya::programs::loaded_programs();
+    loaded
+        .filter_map(Result::ok)
+        .filter(|program| program.name_as_str().is_some_and(|name| name.starts_with("adit_")))
+        .map(|program| program.id())
+        .collect()
+}
+
+fn links() -> BTreeSet<String> {
+    let entries = std::fs::read_dir("/sys/class/net").unwrap();
+    entries
+        .flatten()
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect()
+}
+
+fn pins() -> usize {
+    let Ok(entries) = std::fs::read_dir("/sys/fs/bpf") else {
+        return 0;
+    };
+    entries
+        .flatten()
+        .filter(|entry| entry.file_name().to_string_lossy().contains("adit"))
+        .count()
+}
+
+fn live_bed(name: &str) -> Bed {
+    let bed = Bed::builder(name)
+        .node("n1")
+        .node("n2")
+        .pod("n1", PodSpec::new("client").account("shop/client"))
+        .pod("n2", PodSpec::new("server").account("shop/server"))
+        .start()
+        .unwrap();
+    let server = bed.pod("server");
+    let _server = server.serve(|stage| net::echo_forever(stage, ("::", 8080))).unwrap();
+    let to = server.at(8080);
+    assert_eq!(bed.pod("client").run(|| net::ask(to, "hello")).unwrap().text, "hello");
+    bed
+}
+
+/// Both orders in one test, since what is loaded is the whole machine's.
+#[test]
+fn neither_a_proxy_that_is_stopped_nor_one_that_is_killed_leaves_anything_behind() {
+    let (links_before, programs_before, pins_before) = (links(), programs(), pins());
+
+    let bed = live_bed("stopped");
+    assert!(
+        programs().len() > programs_before.len(),
+        "the check finds the programs of a live proxy"
+    );
+    for node in bed.nodes() {
+        node.signal(Signal::SIGTERM).unwrap();
+        assert!(node.wait_ended(SOON).unwrap().success());
+    }
+    let clean = || Ok(programs() == programs_before && pins() == pins_before);
+    wait_for("the programs of stopped proxies to be gone", SOON, clean).unwrap();
+    let prefix = bed.prefix().to_owned();
+    drop(bed);
+    assert_eq!(residue(&prefix), Vec::<String>::new());
+
+    let bed = live_bed("killed");
+    bed.nodes().iter().for_each(adit_tests::bed::Node::kill);
+    let prefix = bed.prefix().to_owned();
+    drop(bed);
+    assert_eq!(residue(&prefix), Vec::<String>::new());
+    wait_for("the programs of killed proxies to be gone", SOON, || {
+        Ok(programs() == programs_before)
+    })
+    .unwrap();
+    assert_eq!(links(), links_before);
+}
