@@ -22,6 +22,7 @@ use aya_ebpf::macros::cgroup_sock_addr;
 use aya_ebpf::programs::SockAddrContext;
 use aya_log_ebpf::info;
 
+use crate::context::{read_addr, write_addr};
 use crate::maps::{ADDRS, PODS, clear_socket_flow, set_socket_flow};
 
 /// The hook's answers.
@@ -43,8 +44,10 @@ pub fn adit_connect4(ctx: SockAddrContext) -> i32 {
 pub fn adit_connect6(ctx: SockAddrContext) -> i32 {
     // SAFETY: as above.
     let address = unsafe { &mut *ctx.sock_addr };
-    let destination = Addr::v6(address.user_ip6);
-    steer(&ctx, destination, |address, to| address.user_ip6 = to.words)
+    // SAFETY: a field of the context.
+    let destination = unsafe { read_addr(&raw const address.user_ip6) };
+    // SAFETY: as above.
+    steer(&ctx, destination, |address, to| unsafe { write_addr(&raw mut address.user_ip6, &to) })
 }
 
 #[inline(always)]

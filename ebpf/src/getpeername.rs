@@ -5,6 +5,7 @@
 use aya_ebpf::macros::cgroup_sock_addr;
 use aya_ebpf::programs::SockAddrContext;
 
+use crate::context::write_addr;
 use crate::maps::socket_flow;
 
 /// The only answer that the kernel takes from these hooks.
@@ -29,7 +30,7 @@ pub fn adit_getpeername6(ctx: SockAddrContext) -> i32 {
     unsafe {
         let address = &mut *ctx.sock_addr;
         if let Some(flow) = socket_flow(address.__bindgen_anon_1.sk) {
-            address.user_ip6 = flow.addr.words;
+            write_addr(&raw mut address.user_ip6, &flow.addr);
             address.user_port = flow.port.to_be16().into();
         }
     }

@@ -9,6 +9,7 @@
 #![expect(unreachable_pub, reason = "a program, not a library")]
 
 mod connect;
+mod context;
 mod getpeername;
 mod maps;
 mod sk_lookup;

@@ -3,8 +3,6 @@
 //! The hook cannot tell which namespace it runs in, so each pod has an instance of its own, told by constants whose
 //! pod it is: an address that two pods claim cannot lead to the other's listeners. Minimum kernel 5.9.
 
-use core::ptr;
-
 use adit_common::{Addr, AddrKey, FlowKey, HostPort, Listener, PodFlags, SynFacts, SynVerdict, listener_index, syn};
 use aya_ebpf::Global;
 use aya_ebpf::bindings::sk_action::{SK_DROP, SK_PASS};
@@ -12,6 +10,7 @@ use aya_ebpf::macros::sk_lookup;
 use aya_ebpf::programs::SkLookupContext;
 use aya_log_ebpf::info;
 
+use crate::context::read_addr;
 use crate::maps::{ADDRS, FLOWS, LISTENERS};
 
 /// The cookie of the pod's network namespace.
@@ -41,8 +40,8 @@ pub fn adit_sk_lookup(ctx: SkLookupContext) -> u32 {
         // SAFETY: as above.
         unsafe {
             (
-                words(&raw const (*ctx.lookup).remote_ip6),
-                words(&raw const (*ctx.lookup).local_ip6),
+                read_addr(&raw const (*ctx.lookup).remote_ip6),
+                read_addr(&raw const (*ctx.lookup).local_ip6),
             )
         }
     };
@@ -108,19 +107,4 @@ fn assign(
     }
     // Never to the application past the proxy.
     if assigned { SK_PASS } else { SK_DROP }
-}
-
-/// Reads four words of the context one by one: the kernel allows no wider access here.
-#[inline(always)]
-unsafe fn words(field: *const [u32; 4]) -> Addr {
-    let field: *const u32 = field.cast();
-    // SAFETY: within the context; the verifier checks each access.
-    unsafe {
-        Addr::v6([
-            ptr::read_volatile(field),
-            ptr::read_volatile(field.add(1)),
-            ptr::read_volatile(field.add(2)),
-            ptr::read_volatile(field.add(3)),
-        ])
-    }
 }

@@ -2,8 +2,6 @@
 //!
 //! Minimum kernel 5.15 (`bpf_get_netns_cookie`).
 
-use core::ptr;
-
 use adit_common::{Addr, FlowKey, HostPort};
 use aya_ebpf::EbpfContext as _;
 use aya_ebpf::bindings::{
@@ -14,6 +12,7 @@ use aya_ebpf::helpers::generated::bpf_get_netns_cookie;
 use aya_ebpf::macros::sock_ops;
 use aya_ebpf::programs::SockOpsContext;
 
+use crate::context::read_addr;
 use crate::maps::{CLIENTS, FLOWS, set_socket_flow, socket_flow};
 
 const AF_INET: u32 = 2;
@@ -103,8 +102,8 @@ fn local_addr(ctx: &SockOpsContext) -> Addr {
     if ctx.family() == AF_INET {
         return Addr::v4(ctx.local_ip4());
     }
-    // SAFETY: see `words`.
-    unsafe { words(&raw const (*ctx.ops).local_ip6) }
+    // SAFETY: a field of the context.
+    unsafe { read_addr(&raw const (*ctx.ops).local_ip6) }
 }
 
 #[inline(always)]
@@ -112,21 +111,6 @@ fn remote_addr(ctx: &SockOpsContext) -> Addr {
     if ctx.family() == AF_INET {
         return Addr::v4(ctx.remote_ip4());
     }
-    // SAFETY: see `words`.
-    unsafe { words(&raw const (*ctx.ops).remote_ip6) }
-}
-
-/// Reads four words of the context one by one: the kernel allows no wider access here.
-#[inline(always)]
-unsafe fn words(field: *const [u32; 4]) -> Addr {
-    let field: *const u32 = field.cast();
-    // SAFETY: within the context; the verifier checks each access.
-    unsafe {
-        Addr::v6([
-            ptr::read_volatile(field),
-            ptr::read_volatile(field.add(1)),
-            ptr::read_volatile(field.add(2)),
-            ptr::read_volatile(field.add(3)),
-        ])
-    }
+    // SAFETY: a field of the context.
+    unsafe { read_addr(&raw const (*ctx.ops).remote_ip6) }
 }
