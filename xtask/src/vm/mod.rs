@@ -92,34 +92,28 @@ pub(crate) fn prepare(context: &Context) -> Result<Vec<Kernel>> {
     SERIES.iter().map(|series| kernel::fetch(context, series)).collect()
 }
 
-/// Runs the test program on each kernel, all at the same time.
+/// Runs the test program on each kernel, all at the same time. A machine that does not run counts as a failure.
 pub(crate) fn run_on(context: &Context, kernels: &[Kernel], program: &Path, names: &[String]) -> Result<Totals> {
     let list = kernels.iter().map(Kernel::name).collect::<Vec<_>>().join(" and ");
-    step(
-        &format!(
-            "tests on {list}: {}",
-            if names.is_empty() {
-                "all".to_owned()
-            } else {
-                names.join(" ")
+    step(&format!("tests on {list}: {}", names.join(" ")), || {
+        let userland = image::userland(context, program, names)?;
+        let run = |kernel: &Kernel| match machine::run(context, kernel, &userland) {
+            Ok(totals) => totals,
+            Err(error) => {
+                say(&format!("[{}] error: {error:#}", kernel.name()));
+                Totals::ONE_FAILURE
             }
-        ),
-        || {
-            let userland = image::userland(context, program, names)?;
-            let outcomes: Vec<_> = thread::scope(|scope| {
-                let running: Vec<_> = kernels
-                    .iter()
-                    .map(|kernel| scope.spawn(|| machine::run(context, kernel, &userland)))
-                    .collect();
-                running.into_iter().map(thread::ScopedJoinHandle::join).collect()
-            });
-            let mut totals = Totals::default();
-            for (kernel, outcome) in kernels.iter().zip(outcomes) {
-                let outcome = outcome.map_err(|_| anyhow!("the machine with {} panicked", kernel.name()))??;
-                say(&format!("    {}: {outcome}", kernel.name()));
-                totals += outcome;
-            }
-            Ok(totals)
-        },
-    )
+        };
+        let outcomes: Vec<_> = thread::scope(|scope| {
+            let machines: Vec<_> = kernels.iter().map(|kernel| scope.spawn(|| run(kernel))).collect();
+            machines
+                .into_iter()
+                .map(|machine| machine.join().unwrap_or(Totals::ONE_FAILURE))
+                .collect()
+        });
+        for (kernel, totals) in kernels.iter().zip(&outcomes) {
+            say(&format!("    {}: {totals}", kernel.name()));
+        }
+        Ok(outcomes.into_iter().fold(Totals::default(), |sum, totals| sum + totals))
+    })
 }
