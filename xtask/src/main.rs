@@ -41,8 +41,10 @@ enum Task {
     /// Run lint and all tests
     Ci,
     /// Show the main job on two nodes: arguments go to the demo (`--keep`, `--json FILE`)
+    #[command(disable_help_flag = true)]
     Demo(apps::Passthrough),
     /// Measure plain TCP and Adit side by side: arguments go to the bench (`--quick`, `--json FILE`)
+    #[command(disable_help_flag = true)]
     Bench(apps::Passthrough),
 }
 

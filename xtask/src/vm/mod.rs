@@ -6,7 +6,7 @@ mod kernel;
 mod machine;
 mod modules;
 
-use std::{path::Path, thread};
+use std::{ops::Add as _, path::Path, thread};
 
 use anyhow::{Result, anyhow};
 
@@ -15,6 +15,7 @@ pub(crate) use kernel::Kernel;
 use crate::{
     context::{Context, say, step},
     packages::{self, Need},
+    process::{command, output},
     test::{self, totals::Totals},
 };
 
@@ -96,6 +97,12 @@ pub(crate) fn prepare(context: &Context) -> Result<Vec<Kernel>> {
 pub(crate) fn run_on(context: &Context, kernels: &[Kernel], program: &Path, names: &[String]) -> Result<Totals> {
     let list = kernels.iter().map(Kernel::name).collect::<Vec<_>>().join(" and ");
     step(&format!("tests on {list}: {}", names.join(" ")), || {
+        let mut sum = Totals::default();
+        let tests = output(command(context, program).arg("--list"))?;
+        for name in names_without_tests(names, &tests) {
+            say(&format!("    error: no test has a name that contains {name}"));
+            sum += Totals::ONE_FAILURE;
+        }
         let userland = image::userland(context, program, names)?;
         let run = |kernel: &Kernel| match machine::run(context, kernel, &userland) {
             Ok(totals) => totals,
@@ -114,6 +121,28 @@ pub(crate) fn run_on(context: &Context, kernels: &[Kernel], program: &Path, name
         for (kernel, totals) in kernels.iter().zip(&outcomes) {
             say(&format!("    {}: {totals}", kernel.name()));
         }
-        Ok(outcomes.into_iter().fold(Totals::default(), |sum, totals| sum + totals))
+        Ok(outcomes.into_iter().fold(sum, Totals::add))
     })
+}
+
+/// The names that select nothing from the output of a test program's `--list`: a module that was renamed must not go
+/// untested in silence.
+fn names_without_tests<'a>(names: &'a [String], list: &str) -> Vec<&'a String> {
+    let tests: Vec<_> = list.lines().filter_map(|line| line.strip_suffix(": test")).collect();
+    names
+        .iter()
+        .filter(|name| !tests.iter().any(|test| test.contains(name.as_str())))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_selects_no_test_is_found() {
+        let names = ["transparency".to_owned(), "steering".to_owned()];
+        let list = "transparency::accept_shows_the_client: test\nsteering_wheel: benchmark\n\n1 test, 1 benchmark\n";
+        assert_eq!(names_without_tests(&names, list), [&names[1]]);
+    }
 }
