@@ -31,7 +31,10 @@ pub(crate) struct Need {
 
 impl Need {
     fn is_met(&self) -> bool {
-        if self.probe.starts_with('/') {
+        if let Some((folder, rest)) = self.probe.split_once("/*/") {
+            let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+            entries.map(|entry| entry.path().join(rest)).any(|path| path.exists())
+        } else if self.probe.starts_with('/') {
             Path::new(self.probe).exists()
         } else {
             find(self.probe).is_some()
@@ -48,7 +51,7 @@ pub(crate) fn ensure(context: &Context, purpose: &str, needs: &[Need]) -> Result
     }
     if !can_install() {
         bail!(
-            "{purpose} needs what is not on this machine ({}). Install it, on Debian as root: apt-get install {}",
+            "for {purpose} this machine lacks {}. Install it, on Debian as root: apt-get install {}",
             missing.iter().map(|need| need.probe).collect::<Vec<_>>().join(", "),
             names(&missing).join(" ")
         );
@@ -56,7 +59,7 @@ pub(crate) fn ensure(context: &Context, purpose: &str, needs: &[Need]) -> Result
     install(context, purpose, &names(&missing))?;
     if let Some(need) = needs.iter().find(|need| !need.is_met()) {
         bail!(
-            "{purpose} needs {}, which the package {} did not bring",
+            "for {purpose} this machine lacks {}, which the package {} did not bring",
             need.probe,
             need.package
         );
@@ -68,7 +71,7 @@ pub(crate) fn ensure(context: &Context, purpose: &str, needs: &[Need]) -> Result
 pub(crate) fn install(context: &Context, purpose: &str, packages: &[&str]) -> Result<()> {
     let _turn = APT.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     say(&format!(
-        "{purpose} needs Debian packages that are missing; installing: {}",
+        "for {purpose} Debian packages are missing; installing: {}",
         packages.join(" ")
     ));
     step("install packages", || {

@@ -182,7 +182,7 @@ fn advice(facts: &Facts, llvm_fits: bool) -> String {
         String::from("no compiler on this machine can build the kernel programs (target bpfel-unknown-none).");
     if facts.is_debian && llvm_fits {
         text.push_str(&format!(
-            "\n  On Debian, as root: apt-get install {}",
+            "\n  On Debian: run this as root, which installs it, or: apt-get install {}",
             facts.debian_missing.join(" ")
         ));
     } else if let Some(version) = facts.debian_llvm.filter(|_| !llvm_fits) {

@@ -42,6 +42,11 @@ struct Prepared {
 
 /// Runs the tests and gives the totals.
 pub(crate) fn run(context: &Context, selection: &Selection) -> Result<Totals> {
+    run_after(context, selection, || ())
+}
+
+/// Like [`run`], after other work, during which what the tests need is already being fetched.
+pub(crate) fn run_after(context: &Context, selection: &Selection, before: impl FnOnce()) -> Result<Totals> {
     if !packages::is_root() {
         bail!(
             "the integration tests make network namespaces and cgroups and load kernel programs, for which they must \
@@ -51,6 +56,7 @@ pub(crate) fn run(context: &Context, selection: &Selection) -> Result<Totals> {
     let vm_names = vm_names(selection);
     let (prepared, programs) = thread::scope(|scope| {
         let preparing = scope.spawn(|| prepare(context, vm_names.is_some()));
+        before();
         let programs = build_all(context);
         let prepared = preparing
             .join()

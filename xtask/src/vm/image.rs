@@ -4,6 +4,7 @@ use std::{
     collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result};
@@ -20,6 +21,13 @@ const TOOLS: &[&str] = &["sh", "ip", "nsenter", "ss"];
 
 /// Printed at the end by the start script, with the test program's exit status.
 pub(crate) const EXIT_MARKER: &str = "adit-vm-exit:";
+
+/// Long enough for the tests under software emulation on a loaded machine. Kept inside the machine, so that one whose
+/// owner was killed ends too.
+const TIME_LIMIT: Duration = Duration::from_secs(15 * 60);
+
+/// How long the owner waits.
+pub(crate) const MACHINE_TIME_LIMIT: Duration = TIME_LIMIT.saturating_add(Duration::from_secs(60));
 
 /// The part that all machines share: all but the kernel's modules.
 pub(crate) fn userland(context: &Context, program: &Path, names: &[String]) -> Result<Archive> {
@@ -64,7 +72,7 @@ pub(crate) fn with_kernel(context: &Context, userland: &Archive, kernel: &Kernel
         names.push(name);
     }
     archive.file("/modules/order", lines(&names).as_bytes());
-    archive.file("/init", INIT.replace("EXIT_MARKER", EXIT_MARKER).as_bytes());
+    archive.file("/init", init().as_bytes());
     Ok(archive.finish())
 }
 
@@ -90,10 +98,15 @@ ip link set lo up
 ulimit -n 1048576
 export ADIT_BIN=/adit/adit ADIT_VM=1
 cd /tmp
-/adit/tests $(cat /adit/names) --test-threads=1 2>&1
+timeout TIME_LIMIT /adit/tests $(cat /adit/names) --test-threads=1 2>&1
 echo "EXIT_MARKER$?"
 poweroff -f
 "#;
+
+fn init() -> String {
+    INIT.replace("EXIT_MARKER", EXIT_MARKER)
+        .replace("TIME_LIMIT", &TIME_LIMIT.as_secs().to_string())
+}
 
 /// Adds a program, without its debug information, and the libraries that it loads.
 fn add_program(context: &Context, archive: &mut Archive, file: &Path, name: &str) -> Result<()> {

@@ -6,7 +6,7 @@ use std::{
     process::{Child, Stdio},
     sync::mpsc,
     thread,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use anyhow::{Context as _, Result};
@@ -15,7 +15,11 @@ use crate::{
     context::{Context, say, seconds},
     process::command,
     test::totals::{Counter, Totals},
-    vm::{cpio::Archive, image, image::EXIT_MARKER, kernel::Kernel},
+    vm::{
+        cpio::Archive,
+        image::{self, EXIT_MARKER, MACHINE_TIME_LIMIT},
+        kernel::Kernel,
+    },
 };
 
 /// `kvm` makes the machines fast where it works. It is not tried by itself: on a host that is a virtual machine too,
@@ -25,9 +29,6 @@ const ACCELERATOR: &str = "ADIT_VM_ACCEL";
 /// One each: the machines run side by side, and emulating two cores on one is slower than one.
 const CPUS: &str = "1";
 const MEMORY_MIB: &str = "1536";
-
-/// Long enough for the tests under software emulation on a loaded machine.
-const TIME_LIMIT: Duration = Duration::from_secs(15 * 60);
 
 /// Boots the kernel with the image and follows the tests to their end.
 pub(crate) fn run(context: &Context, kernel: &Kernel, userland: &Archive) -> Result<Totals> {
@@ -74,7 +75,7 @@ fn follow(name: &str, lines: &mpsc::Receiver<String>) -> Totals {
     let mut counter = Counter::default();
     let mut status = None;
     loop {
-        let left = TIME_LIMIT.saturating_sub(start.elapsed());
+        let left = MACHINE_TIME_LIMIT.saturating_sub(start.elapsed());
         match lines.recv_timeout(left) {
             Ok(line) => {
                 if let Some((_, number)) = line.split_once(EXIT_MARKER) {
@@ -87,7 +88,10 @@ fn follow(name: &str, lines: &mpsc::Receiver<String>) -> Totals {
             }
             Err(mpsc::RecvTimeoutError::Disconnected) => break,
             Err(mpsc::RecvTimeoutError::Timeout) => {
-                say(&format!("[{name}] stopped: not done within {}", seconds(TIME_LIMIT)));
+                say(&format!(
+                    "[{name}] stopped: not done within {}",
+                    seconds(MACHINE_TIME_LIMIT)
+                ));
                 break;
             }
         }

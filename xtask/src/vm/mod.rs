@@ -6,7 +6,7 @@ mod kernel;
 mod machine;
 mod modules;
 
-use std::{path::Path, thread};
+use std::{ops::Add as _, path::Path, thread};
 
 use anyhow::{Result, anyhow};
 
@@ -15,6 +15,7 @@ pub(crate) use kernel::Kernel;
 use crate::{
     context::{Context, say, step},
     packages::{self, Need},
+    process::{command, output},
     test::{self, totals::Totals},
 };
 
@@ -92,34 +93,56 @@ pub(crate) fn prepare(context: &Context) -> Result<Vec<Kernel>> {
     SERIES.iter().map(|series| kernel::fetch(context, series)).collect()
 }
 
-/// Runs the test program on each kernel, all at the same time.
+/// Runs the test program on each kernel, all at the same time. A machine that does not run counts as a failure.
 pub(crate) fn run_on(context: &Context, kernels: &[Kernel], program: &Path, names: &[String]) -> Result<Totals> {
     let list = kernels.iter().map(Kernel::name).collect::<Vec<_>>().join(" and ");
-    step(
-        &format!(
-            "tests on {list}: {}",
-            if names.is_empty() {
-                "all".to_owned()
-            } else {
-                names.join(" ")
+    step(&format!("tests on {list}: {}", names.join(" ")), || {
+        let mut sum = Totals::default();
+        let tests = output(command(context, program).arg("--list"))?;
+        for name in names_without_tests(names, &tests) {
+            say(&format!("    error: no test has a name that contains {name}"));
+            sum += Totals::ONE_FAILURE;
+        }
+        let userland = image::userland(context, program, names)?;
+        let run = |kernel: &Kernel| match machine::run(context, kernel, &userland) {
+            Ok(totals) => totals,
+            Err(error) => {
+                say(&format!("[{}] error: {error:#}", kernel.name()));
+                Totals::ONE_FAILURE
             }
-        ),
-        || {
-            let userland = image::userland(context, program, names)?;
-            let outcomes: Vec<_> = thread::scope(|scope| {
-                let running: Vec<_> = kernels
-                    .iter()
-                    .map(|kernel| scope.spawn(|| machine::run(context, kernel, &userland)))
-                    .collect();
-                running.into_iter().map(thread::ScopedJoinHandle::join).collect()
-            });
-            let mut totals = Totals::default();
-            for (kernel, outcome) in kernels.iter().zip(outcomes) {
-                let outcome = outcome.map_err(|_| anyhow!("the machine with {} panicked", kernel.name()))??;
-                say(&format!("    {}: {outcome}", kernel.name()));
-                totals += outcome;
-            }
-            Ok(totals)
-        },
-    )
+        };
+        let outcomes: Vec<_> = thread::scope(|scope| {
+            let machines: Vec<_> = kernels.iter().map(|kernel| scope.spawn(|| run(kernel))).collect();
+            machines
+                .into_iter()
+                .map(|machine| machine.join().unwrap_or(Totals::ONE_FAILURE))
+                .collect()
+        });
+        for (kernel, totals) in kernels.iter().zip(&outcomes) {
+            say(&format!("    {}: {totals}", kernel.name()));
+        }
+        Ok(outcomes.into_iter().fold(sum, Totals::add))
+    })
+}
+
+/// The names that select nothing from the output of a test program's `--list`: a module that was renamed must not go
+/// untested in silence.
+fn names_without_tests<'a>(names: &'a [String], list: &str) -> Vec<&'a String> {
+    let tests: Vec<_> = list.lines().filter_map(|line| line.strip_suffix(": test")).collect();
+    names
+        .iter()
+        .filter(|name| !tests.iter().any(|test| test.contains(name.as_str())))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_selects_no_test_is_found() {
+        let names = ["transparency".to_owned(), "steering".to_owned()];
+        let list = "transparency::accept_shows_the_client: test\nsteering_wheel: benchmark\n\n1 test, 1 benchmark\n";
+        assert_eq!(names_without_tests(&names, list), [&names[1]]);
+    }
 }
