@@ -66,6 +66,8 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
     if let Some(log) = steering.take_log() {
         tokio::spawn(steer::forward_logs(log));
     }
+    let (tested, pods_cgroup) = (Arc::clone(&steering), settings.pods_cgroup.clone());
+    spawn_blocking(move || node::self_test(&tested, &pods_cgroup)).await??;
     let (drain, draining) = watch::channel(false);
     let plane = Arc::new(Dataplane {
         mesh: mesh.clone(),
@@ -129,19 +131,13 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
 }
 
 async fn start_steering(settings: &NodeSettings) -> anyhow::Result<Steering> {
-    let pods_cgroup = settings.pods_cgroup.clone();
     let log = match &settings.bpf_log {
         BpfLog::None => LogScope::None,
         BpfLog::All => LogScope::All,
         BpfLog::Pod(pod) => LogScope::Pod { namespace: pod.namespace.clone(), name: pod.name.clone() },
     };
-    let steer_settings = SteerSettings { pods_cgroup: pods_cgroup.clone(), log };
-    spawn_blocking(move || {
-        let steering = Steering::start(&steer_settings)?;
-        node::self_test(&steering, &pods_cgroup)?;
-        Ok(steering)
-    })
-    .await?
+    let steer_settings = SteerSettings { pods_cgroup: settings.pods_cgroup.clone(), log };
+    Ok(spawn_blocking(move || Steering::start(&steer_settings)).await??)
 }
 
 fn cert_store(settings: &NodeSettings) -> anyhow::Result<CertStore> {

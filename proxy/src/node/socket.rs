@@ -3,7 +3,7 @@
 //! A socket belongs to the namespace in which it was made, for good: only making it needs a visit there.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::time::Duration;
 
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
@@ -69,13 +69,9 @@ fn listener(at: Option<SocketAddr>) -> io::Result<TcpListener> {
     let unused = |ip: IpAddr| SocketAddr::new(ip, 0);
     let candidates = match at {
         Some(at) => vec![at],
-        // A listener of IPv6 serves IPv4 as well, under any address that the socket lookup steers to it. Where the
-        // loopback has no IPv6 address the mapped one does; where the kernel has no IPv6, IPv4.
-        None => vec![
-            unused(Ipv6Addr::LOCALHOST.into()),
-            unused(Ipv4Addr::LOCALHOST.to_ipv6_mapped().into()),
-            unused(Ipv4Addr::LOCALHOST.into()),
-        ],
+        // A socket of IPv6 serves both families, under any address that the socket lookup steers to it, unless it was
+        // bound to an address of IPv6 proper. Where the kernel has no IPv6, IPv4.
+        None => vec![unused(Ipv4Addr::LOCALHOST.to_ipv6_mapped().into()), unused(Ipv4Addr::LOCALHOST.into())],
     };
     let mut result = Err(io::ErrorKind::AddrNotAvailable.into());
     for at in candidates {
