@@ -47,7 +47,9 @@ pub fn adit_connect6(ctx: SockAddrContext) -> i32 {
     // SAFETY: a field of the context.
     let destination = unsafe { read_addr(&raw const address.user_ip6) };
     // SAFETY: as above.
-    steer(&ctx, destination, |address, to| unsafe { write_addr(&raw mut address.user_ip6, &to) })
+    steer(&ctx, destination, |address, to| unsafe {
+        write_addr(&raw mut address.user_ip6, &to)
+    })
 }
 
 #[inline(always)]

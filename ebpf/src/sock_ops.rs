@@ -16,6 +16,7 @@ use crate::context::read_addr;
 use crate::maps::{CLIENTS, FLOWS, set_socket_flow, socket_flow};
 
 const AF_INET: u32 = 2;
+const TCP_SYN_SENT: u32 = 2;
 const TCP_CLOSE: u32 = 7;
 
 #[sock_ops]
@@ -23,7 +24,7 @@ pub fn adit_sock_ops(ctx: SockOpsContext) -> u32 {
     match ctx.op() {
         BPF_SOCK_OPS_TCP_CONNECT_CB => publish(&ctx),
         BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB => adopt_client(&ctx),
-        BPF_SOCK_OPS_STATE_CB if ctx.arg(1) == TCP_CLOSE => withdraw(&ctx),
+        BPF_SOCK_OPS_STATE_CB if ctx.arg(0) == TCP_SYN_SENT && ctx.arg(1) == TCP_CLOSE => withdraw(&ctx),
         _ => {}
     }
     1
@@ -39,8 +40,7 @@ fn publish(ctx: &SockOpsContext) {
         return;
     };
     if FLOWS.insert(flow_key(ctx), flow, BPF_ANY.into()).is_ok() {
-        // A socket that closes before the proxy accepts takes its entry away. On failure it stays until the proxy
-        // accepts or sweeps.
+        // A connect that fails takes its entry away. On failure here it stays until the proxy sweeps.
         let _ = ctx.set_cb_flags(BPF_SOCK_OPS_STATE_CB_FLAG as i32);
     }
 }
@@ -59,6 +59,8 @@ fn adopt_client(ctx: &SockOpsContext) {
     let _ = CLIENTS.remove(key);
 }
 
+/// The connect has failed. One that has succeeded leaves its entry even if the client is gone by now: the proxy is yet
+/// to accept, and what the client has sent is to arrive.
 fn withdraw(ctx: &SockOpsContext) {
     let _ = FLOWS.remove(flow_key(ctx));
 }

@@ -183,7 +183,13 @@ mod tests {
         let Err(CliError::Usage(error)) = parse(command_line(&NODE[..2])) else {
             panic!("accepted")
         };
-        for flag in ["--node-name", "--mesh-file", "--ca-address", "--ca-root", "--pods-cgroup"] {
+        for flag in [
+            "--node-name",
+            "--mesh-file",
+            "--ca-address",
+            "--ca-root",
+            "--pods-cgroup",
+        ] {
             assert!(error.to_string().contains(flag), "{flag} is not named in: {error}");
         }
     }

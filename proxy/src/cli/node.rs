@@ -1,5 +1,6 @@
 //! `adit node`: the layers put together into a running proxy.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Instant;
@@ -25,6 +26,8 @@ use crate::telemetry::{Telemetry, TelemetrySettings};
 
 /// How often a drain looks whether it is done.
 const DRAIN_POLL: std::time::Duration = std::time::Duration::from_millis(10);
+/// How long a captured connection that nobody accepts is remembered, at least.
+const SWEEP_EVERY: std::time::Duration = std::time::Duration::from_secs(60);
 /// How often telemetry is told what is gone, where the mesh does not change.
 const FORGET_EVERY: std::time::Duration = std::time::Duration::from_secs(120);
 
@@ -43,8 +46,7 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
         cluster_id: settings.ca.cluster_id.clone(),
         ..TelemetrySettings::default()
     };
-    let telemetry =
-        Telemetry::new(telemetry_settings, Arc::new(certs.clone())).context("starting the access log")?;
+    let telemetry = Telemetry::new(telemetry_settings, Arc::new(certs.clone())).context("starting the access log")?;
     let pods = LocalPods::default();
     let (quit, mut told_to_quit) = watch::channel(false);
     let admin = AdminListener::bind(settings.admin).await?;
@@ -76,13 +78,22 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
         clients: steering.clients(),
         pods: pods.clone(),
         observer: telemetry.clone(),
-        settings: DataplaneSettings { connect_timeout: settings.connect_timeout, hbone: hbone_settings(&settings) },
+        settings: DataplaneSettings {
+            connect_timeout: settings.connect_timeout,
+            hbone: hbone_settings(&settings),
+        },
         draining,
         next_id: AtomicU64::new(1),
     });
     let workers = Arc::new(Workers::start(&plane, settings.workers).context("starting the workers")?);
-    let enrolment =
-        Enrolment::new(&settings.node_name, Arc::clone(&steering), certs.clone(), pods.clone(), workers.clone(), settings.workers);
+    let enrolment = Enrolment::new(
+        &settings.node_name,
+        Arc::clone(&steering),
+        certs.clone(),
+        pods.clone(),
+        workers.clone(),
+        settings.workers,
+    );
 
     let (enrolment, retry) = reconcile(enrolment, &mesh, &telemetry).await?;
     for pod in pods.all().values() {
@@ -103,6 +114,18 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
         tracing::info!("ready after {} ms", started.elapsed().as_millis());
     });
 
+    let flows = steering.flows();
+    tokio::spawn(async move {
+        let (mut seen, mut due) = (HashSet::new(), interval(SWEEP_EVERY));
+        loop {
+            due.tick().await;
+            match flows.sweep(&mut seen) {
+                Ok(0) => {}
+                Ok(count) => tracing::info!("removed {count} captured connections that nobody accepted"),
+                Err(error) => tracing::warn!("{error}"),
+            }
+        }
+    });
     let keep = keep_enrolled(enrolment, retry, &mesh, &telemetry);
     tokio::pin!(keep);
     tokio::select! {
@@ -134,9 +157,15 @@ async fn start_steering(settings: &NodeSettings) -> anyhow::Result<Steering> {
     let log = match &settings.bpf_log {
         BpfLog::None => LogScope::None,
         BpfLog::All => LogScope::All,
-        BpfLog::Pod(pod) => LogScope::Pod { namespace: pod.namespace.clone(), name: pod.name.clone() },
+        BpfLog::Pod(pod) => LogScope::Pod {
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
+        },
     };
-    let steer_settings = SteerSettings { pods_cgroup: settings.pods_cgroup.clone(), log };
+    let steer_settings = SteerSettings {
+        pods_cgroup: settings.pods_cgroup.clone(),
+        log,
+    };
     Ok(spawn_blocking(move || Steering::start(&steer_settings)).await??)
 }
 
@@ -151,7 +180,10 @@ fn cert_store(settings: &NodeSettings) -> anyhow::Result<CertStore> {
         ttl: ca.certificate_ttl,
         ..CaSettings::default()
     })?;
-    let store = StoreSettings { wait: settings.identity_wait, ..StoreSettings::default() };
+    let store = StoreSettings {
+        wait: settings.identity_wait,
+        ..StoreSettings::default()
+    };
     Ok(CertStore::new(Arc::new(client), store))
 }
 
@@ -218,8 +250,17 @@ fn sections(mesh: &MeshHandle, pods: &LocalPods, telemetry: &Arc<Telemetry>, sou
                 .collect()
         })
         .with("certificates", move || for_certificates.certificates())
-        .with("services", move || for_services.load().services().map(|service| json!(service)).collect())
-        .with("policies", move || for_policies.load().policies().iter().map(|policy| json!(policy)).collect())
+        .with("services", move || {
+            for_services.load().services().map(|service| json!(service)).collect()
+        })
+        .with("policies", move || {
+            for_policies
+                .load()
+                .policies()
+                .iter()
+                .map(|policy| json!(policy))
+                .collect()
+        })
         .with("connections", move || for_connections.live_connections())
 }
 
@@ -232,7 +273,10 @@ pub(super) struct StopSignals {
 impl StopSignals {
     pub(super) fn install() -> anyhow::Result<Self> {
         let install = |kind| signal(kind).context("installing the handlers of SIGTERM and SIGINT");
-        Ok(Self { term: install(SignalKind::terminate())?, int: install(SignalKind::interrupt())? })
+        Ok(Self {
+            term: install(SignalKind::terminate())?,
+            int: install(SignalKind::interrupt())?,
+        })
     }
 
     pub(super) async fn wait(&mut self) {

@@ -24,8 +24,16 @@ use crate::node::LocalPod;
 use crate::policy;
 use crate::relay::{AppStream, TunnelReader, TunnelWriter, relay};
 
+/// A listener is bound to a loopback address, at which nothing is ever steered to it.
+const LISTENER_DIALLED: &str = "the listener itself was dialled";
+
 /// Serves one tunnel to its end.
 pub(super) async fn serve_tunnel(worker: Rc<Worker>, pod: Arc<LocalPod>, tcp: TcpStream, from: SocketAddr) {
+    if tcp.local_addr().is_ok_and(|to| to.ip().to_canonical().is_loopback()) {
+        let _reset = AppStream::new(tcp);
+        let mut track = Track::new(&worker.plane, Reporter::Destination, Path::Hbone, Phase::Accept);
+        return track.end((Party::Proxy, How::Refused(LISTENER_DIALLED.to_owned())));
+    }
     let (tunnel, certificate) = match Box::pin(accept_tunnel(&worker, &pod, tcp, from)).await {
         Ok(accepted) => accepted,
         Err((mut track, refusal)) => return track.end(refusal),
@@ -186,8 +194,11 @@ pub(super) async fn serve_plaintext(worker: Rc<Worker>, pod: Arc<LocalPod>, tcp:
         .map(|to| SocketAddr::new(to.ip().to_canonical(), to.port()));
     let client = Rc::new(AppStream::new(tcp));
     // The client has reset the connection already.
-    let Ok(to) = to else {
-        return track.end((Party::Source, How::Reset));
+    let to = match to {
+        Ok(to) if to.ip().is_loopback() => return track.end((Party::Proxy, How::Refused(LISTENER_DIALLED.to_owned()))),
+        Ok(to) => to,
+        // The client has reset the connection already.
+        Err(_) => return track.end((Party::Source, How::Reset)),
     };
     let app = match Box::pin(connect_plaintext(&worker, &pod, from, to, &mut track)).await {
         Ok(app) => Rc::new(AppStream::new(app)),

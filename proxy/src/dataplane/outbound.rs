@@ -91,7 +91,7 @@ async fn establish(
         .map_err(|error| ours(How::Error(error.to_string())))?
         .ok_or_else(|| {
             ours(How::Refused(
-                "nobody was captured: the listener itself was dialled".to_owned(),
+                "no connection was captured: the listener itself was dialled".to_owned(),
             ))
         })?;
     if let Some(draft) = track.draft() {

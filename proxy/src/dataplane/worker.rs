@@ -51,7 +51,11 @@ impl Workers {
                 .name(format!("adit-worker-{number}"))
                 .spawn(move || LocalSet::new().block_on(&runtime, run(plane, received)))?;
             workers.commands.push(commands);
-            workers.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
+            workers
+                .threads
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(thread);
         }
         Ok(workers)
     }

@@ -71,7 +71,10 @@ fn listener(at: Option<SocketAddr>) -> io::Result<TcpListener> {
         Some(at) => vec![at],
         // A socket of IPv6 serves both families, under any address that the socket lookup steers to it, unless it was
         // bound to an address of IPv6 proper. Where the kernel has no IPv6, IPv4.
-        None => vec![unused(Ipv4Addr::LOCALHOST.to_ipv6_mapped().into()), unused(Ipv4Addr::LOCALHOST.into())],
+        None => vec![
+            unused(Ipv4Addr::LOCALHOST.to_ipv6_mapped().into()),
+            unused(Ipv4Addr::LOCALHOST.into()),
+        ],
     };
     let mut result = Err(io::ErrorKind::AddrNotAvailable.into());
     for at in candidates {

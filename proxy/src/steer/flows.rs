@@ -1,5 +1,6 @@
 //! What the programs and the proxy tell each other about single connections.
 
+use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
@@ -48,19 +49,26 @@ impl Flows {
         }))
     }
 
-    /// How many entries there are. Walks the map: for tests and for the state page.
-    pub fn count(&self) -> Result<usize, SteerError> {
+    /// Removes entries that `seen`, the last sweep, has seen already, and notes those there are now. Such connections
+    /// were established, but nobody accepted them: their pod has left in the meantime, or the kernel gave them up.
+    pub fn sweep(&self, seen: &mut HashSet<FlowKey>) -> Result<usize, SteerError> {
         let at = |error| SteerError::Map {
-            doing: "walking the captured connections",
+            doing: "sweeping the captured connections",
             error,
         };
-        let mut count = 0;
+        let mut now = HashSet::new();
         let mut key: Option<FlowKey> = sys::next_key(self.map.as_fd(), None).map_err(at)?;
         while let Some(last) = key {
-            count += 1;
             key = sys::next_key(self.map.as_fd(), Some(&last)).map_err(at)?;
+            now.insert(last);
         }
-        Ok(count)
+        let stale: Vec<FlowKey> = now.intersection(seen).copied().collect();
+        for key in &stale {
+            sys::delete(self.map.as_fd(), key).map_err(at)?;
+            now.remove(key);
+        }
+        *seen = now;
+        Ok(stale.len())
     }
 }
 

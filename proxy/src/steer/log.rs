@@ -26,7 +26,10 @@ impl LogScope {
         match self {
             Self::None => false,
             Self::All => true,
-            Self::Pod { namespace: its, name: own } => its == namespace && own == name,
+            Self::Pod {
+                namespace: its,
+                name: own,
+            } => its == namespace && own == name,
         }
     }
 }
@@ -81,8 +84,16 @@ mod tests {
 
     #[test]
     fn a_scope_covers_none_all_or_one_pod() {
-        let pod = |name: &str| LogScope::Pod { namespace: "shop".to_owned(), name: name.to_owned() };
-        for (scope, covers) in [(LogScope::None, false), (LogScope::All, true), (pod("cart"), true), (pod("x"), false)] {
+        let pod = |name: &str| LogScope::Pod {
+            namespace: "shop".to_owned(),
+            name: name.to_owned(),
+        };
+        for (scope, covers) in [
+            (LogScope::None, false),
+            (LogScope::All, true),
+            (pod("cart"), true),
+            (pod("x"), false),
+        ] {
             assert_eq!(scope.covers("shop", "cart"), covers, "{scope:?}");
         }
     }

@@ -105,7 +105,11 @@ impl CertificateView for CertStore {
     }
 
     fn ca_calls(&self) -> Vec<(&'static str, u64)> {
-        self.stats().calls.into_iter().map(|(outcome, count)| (outcome.as_str(), count)).collect()
+        self.stats()
+            .calls
+            .into_iter()
+            .map(|(outcome, count)| (outcome.as_str(), count))
+            .collect()
     }
 }
 

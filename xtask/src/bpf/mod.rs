@@ -27,7 +27,18 @@ pub(crate) fn build(context: &Context) -> Result<()> {
     )?;
     let built = toolchain.target_folder(context).join(TARGET).join("release/adit-ebpf");
     let object = context.bpf_object();
-    let size = publish(&built, &object)?;
+    let stripped = built.with_extension("stripped");
+    let mut strip = toolchain.objcopy(context);
+    strip.args([
+        "--strip-debug",
+        "--remove-section=.BTF.ext",
+        "--remove-section=.rel.BTF.ext",
+    ]);
+    run(strip.arg(&built).arg(&stripped)).context(
+        "stripping the kernel programs of what only a debugger reads; llvm-objcopy comes with LLVM \
+         (rustup component add llvm-tools has it too)",
+    )?;
+    let size = publish(&stripped, &object)?;
     say(&format!(
         "    {}: {size} bytes in {}",
         object.display(),

@@ -80,9 +80,22 @@ impl Toolchain {
             "--target-dir",
         ]);
         cargo.arg(self.target_folder(context)).env("PATH", path_with(linker)?);
-        // Flags meant for the host, such as `target-cpu=native`, are nonsense for BPF.
-        cargo.env_remove("RUSTFLAGS").env_remove("CARGO_ENCODED_RUSTFLAGS");
+        // Flags meant for the host, such as `target-cpu=native`, are nonsense for BPF. The kernel wants the types of some
+        // maps, which the linker makes from debug information.
+        cargo
+            .env_remove("CARGO_ENCODED_RUSTFLAGS")
+            .env("RUSTFLAGS", "-C debuginfo=2 -C link-arg=--btf");
         Ok(cargo)
+    }
+}
+
+impl Toolchain {
+    /// LLVM's `objcopy`: the one beside Debian's compiler, or what `PATH` has.
+    pub(super) fn objcopy(&self, context: &Context) -> Command {
+        match self {
+            Self::Debian(_) => command(context, format!("{DEBIAN_LLVM_PREFIX}/bin/llvm-objcopy")),
+            Self::Nightly(_) => command(context, "llvm-objcopy"),
+        }
     }
 }
 
