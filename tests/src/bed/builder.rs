@@ -161,6 +161,7 @@ impl BedBuilder {
                 process: Mutex::default(),
                 settings: CaSettings {
                     dir: dir.path().join("ca"),
+                    issuer_dir: dir.path().join("issuer"),
                     listen: plan.ca,
                     mesh: mesh_path.clone(),
                     names: vec![plan.ca.ip()],

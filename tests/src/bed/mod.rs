@@ -207,6 +207,13 @@ impl Bed {
 
     /// Starts the CA and waits until it accepts connections.
     pub fn start_ca(&self) -> anyhow::Result<()> {
+        if !self.ca.settings.issuer_dir.exists() {
+            // The first token makes the issuer's key, without which the CA has nothing to check tokens with.
+            self.token(&TokenSpec {
+                node: self.nodes[0].name().to_owned(),
+                ..TokenSpec::default()
+            })?;
+        }
         let mut process = lock(&self.ca.process);
         let ca = process.insert(Process::start_ca(&self.ca.settings, &self.ca.place, &self.ca.log)?);
         let address = self.ca.settings.listen;

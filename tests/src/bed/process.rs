@@ -15,9 +15,6 @@ use nix::unistd::Pid;
 use super::log::Log;
 use crate::sys::Place;
 
-/// The namespace and service account that the embedded CA takes node proxies to have.
-pub const PROXY_ACCOUNT: &str = "adit-system/adit";
-
 /// The port on which the CA listens.
 pub const CA_PORT: u16 = 15012;
 
@@ -46,6 +43,8 @@ pub fn binary() -> anyhow::Result<PathBuf> {
 pub struct CaSettings {
     /// Where keys and root are kept.
     pub dir: PathBuf,
+    /// Where the key of the issuer of tokens is kept, and the key set that the CA checks them with.
+    pub issuer_dir: PathBuf,
     /// Where it listens.
     pub listen: SocketAddr,
     /// The mesh file.
@@ -68,14 +67,15 @@ impl CaSettings {
             "--mesh".into(),
             self.mesh.clone().into(),
             "--jwks".into(),
-            self.dir.join("jwks.json").into(),
-            "--names".into(),
+            self.issuer_dir.join("jwks.json").into(),
+            "--name".into(),
             names.join(",").into(),
             "--trust-domain".into(),
             super::TRUST_DOMAIN.into(),
         ];
         if let Some(seconds) = self.lifetime {
-            arguments.extend(["--max-lifetime".into(), format!("{seconds}s").into()]);
+            let lifetime = OsString::from(format!("{seconds}s"));
+            arguments.extend(["--max-ttl".into(), lifetime.clone(), "--default-ttl".into(), lifetime]);
         }
         arguments
     }
@@ -89,19 +89,16 @@ impl CaSettings {
     pub fn token(&self, token: &TokenSpec) -> anyhow::Result<String> {
         let mut command = Command::new(binary()?);
         command
-            .args(["ca", "token", "--dir"])
-            .arg(&self.dir)
-            .args(["--node", &token.node]);
-        command.args(["--pod", &format!("adit-{}", token.node)]);
+            .args(["ca", "token", "--node", &token.node, "--issuer-dir"])
+            .arg(&self.issuer_dir);
         if let Some(account) = &token.account {
-            let (namespace, name) = account.split_once('/').unwrap_or(("default", account));
-            command.args(["--namespace", namespace, "--service-account", name]);
+            command.args(["--account", account]);
         }
         if let Some(audience) = &token.audience {
             command.args(["--audience", audience]);
         }
         if let Some(seconds) = token.lifetime {
-            command.args(["--lifetime", &format!("{seconds}s")]);
+            command.args(["--ttl", &format!("{seconds}s")]);
         }
         let output = command.stdin(Stdio::null()).output().context("start `adit ca token`")?;
         if !output.status.success() {
