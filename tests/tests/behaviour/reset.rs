@@ -76,7 +76,7 @@ fn a_server_reset_in_the_midst_of_an_answer_reaches_the_client_as_a_reset() {
             let first = net::read_text(&mut stream, 4)?;
             // The server knows that this much has arrived; then it resets.
             stream.write_all(b"go on")?;
-            Ok((first, net::read_to_end(&mut stream).1))
+            Ok((first, net::read_to_end(&stream).1))
         },
         |mut stream| {
             stream.write_all(b"half")?;
@@ -100,7 +100,7 @@ fn a_client_reset_reaches_the_server_as_a_reset() {
         |mut stream| {
             let first = net::read_text(&mut stream, 4)?;
             stream.write_all(b"go on")?;
-            Ok((first, net::read_to_end(&mut stream).1))
+            Ok((first, net::read_to_end(&stream).1))
         },
         |path, (), seen| assert_eq!(seen, ("half".to_owned(), Ending::RESET), "{path}"),
     );
@@ -137,9 +137,9 @@ fn a_server_reset_after_the_clients_half_close_is_not_taken_for_an_end() {
     let bed = world("after half-close").start().unwrap();
     on_each_path(
         &bed,
-        |mut stream| {
+        |stream| {
             stream.shutdown(Shutdown::Write)?;
-            Ok(net::read_to_end(&mut stream))
+            Ok(net::read_to_end(&stream))
         },
         |mut stream| {
             let mut rest = Vec::new();
