@@ -26,7 +26,7 @@ pub use self::data::{Digest, drain, drain_slowly, send_pattern};
 pub const STUCK: Duration = Duration::from_secs(8);
 
 /// By what a stream ended for its reader.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Ending {
     /// In order: the other side closed or half-closed.
     Fin,
