@@ -26,7 +26,7 @@ pub use self::data::{Digest, drain, drain_slowly, send_pattern};
 pub const STUCK: Duration = Duration::from_secs(8);
 
 /// By what a stream ended for its reader.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Ending {
     /// In order: the other side closed or half-closed.
     Fin,
@@ -113,7 +113,7 @@ pub fn serve_one<T>(
 
 /// Serves one connection: sends back what comes, and at its end closes and says what it saw.
 pub fn echo_once(stage: &Stage, address: impl ToSocketAddrs) -> anyhow::Result<Seen> {
-    serve_one(stage, address, |stream, peer| echo(stream, peer))
+    serve_one(stage, address, echo)
 }
 
 /// Serves connections for ever, each on a thread: sends back what comes. Ends when the [`Running`] is dropped.
@@ -182,7 +182,7 @@ pub fn ask_on(mut stream: TcpStream, text: &str) -> anyhow::Result<Seen> {
     let local = stream.local_addr().context("getsockname")?;
     stream.write_all(text.as_bytes()).context("send the question")?;
     stream.shutdown(Shutdown::Write).context("end the question")?;
-    let (text, ending) = read_to_end(&mut stream);
+    let (text, ending) = read_to_end(&stream);
     Ok(Seen {
         peer,
         local,
@@ -195,9 +195,9 @@ pub fn ask_on(mut stream: TcpStream, text: &str) -> anyhow::Result<Seen> {
 pub fn attempt(server: SocketAddr) -> anyhow::Result<Attempt> {
     let begin = Instant::now();
     let (connect, text, ending) = match TcpStream::connect_timeout(&server, STUCK) {
-        Ok(mut stream) => {
+        Ok(stream) => {
             with_deadlines(&stream)?;
-            let (text, ending) = read_to_end(&mut stream);
+            let (text, ending) = read_to_end(&stream);
             (None, text, Some(ending))
         }
         Err(error) => (

@@ -1,5 +1,6 @@
 //! Nothing is left on the host: no namespace, cgroup, link, BPF program or process. In a test program of its own, so
 //! that no other bed is alive meanwhile.
+#![expect(clippy::unwrap_used, reason = "a test panics where it fails, its helpers too")]
 
 use std::collections::BTreeSet;
 use std::time::Duration;

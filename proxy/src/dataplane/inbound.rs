@@ -116,7 +116,7 @@ async fn serve_stream(
         Err(refusal) => return track.end(refusal),
     };
     let connection = track.open();
-    let app = Rc::new(AppStream::new(app));
+    let mut app = AppStream::new(app);
     let (receiver, sender) = stream.split();
     let client = (TunnelReader(receiver), TunnelWriter(sender));
     let outcome = relay(client, app.split(), &connection.sent, &connection.received).await;
@@ -192,7 +192,7 @@ pub(super) async fn serve_plaintext(worker: Rc<Worker>, pod: Arc<LocalPod>, tcp:
     let to = tcp
         .local_addr()
         .map(|to| SocketAddr::new(to.ip().to_canonical(), to.port()));
-    let client = Rc::new(AppStream::new(tcp));
+    let mut client = AppStream::new(tcp);
     // The client has reset the connection already.
     let to = match to {
         Ok(to) if to.ip().is_loopback() => return track.end((Party::Proxy, How::Refused(LISTENER_DIALLED.to_owned()))),
@@ -200,8 +200,8 @@ pub(super) async fn serve_plaintext(worker: Rc<Worker>, pod: Arc<LocalPod>, tcp:
         // The client has reset the connection already.
         Err(_) => return track.end((Party::Source, How::Reset)),
     };
-    let app = match Box::pin(connect_plaintext(&worker, &pod, from, to, &mut track)).await {
-        Ok(app) => Rc::new(AppStream::new(app)),
+    let mut app = match Box::pin(connect_plaintext(&worker, &pod, from, to, &mut track)).await {
+        Ok(app) => AppStream::new(app),
         Err(refusal) => return track.end(refusal),
     };
     let connection = track.open();

@@ -34,7 +34,7 @@ enum Next {
 pub(super) async fn serve(worker: Rc<Worker>, pod: Arc<LocalPod>, tcp: TcpStream, client: SocketAddr) {
     let mut track = Track::new(&worker.plane, Reporter::Source, Path::Plain, Phase::Accept);
     let server_port = tcp.local_addr().map(|addr| addr.port());
-    let app = Rc::new(AppStream::new(tcp));
+    let mut app = AppStream::new(tcp);
     // In a box, so that what it needs is not kept while bytes flow.
     let established = Box::pin(establish(&worker, &pod, client, server_port, &mut track)).await;
     let next = match established {
@@ -55,7 +55,7 @@ pub(super) async fn serve(worker: Rc<Worker>, pod: Arc<LocalPod>, tcp: TcpStream
             .await
         }
         Next::Tcp(tcp) => {
-            let server = Rc::new(AppStream::new(tcp));
+            let mut server = AppStream::new(tcp);
             let outcome = relay(app.split(), server.split(), sent, received).await;
             server.close_if(&outcome);
             outcome

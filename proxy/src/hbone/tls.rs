@@ -5,11 +5,14 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
+use bytes::{Buf as _, BytesMut};
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ServerConfig};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
+
+use crate::node::read_available;
 
 /// What one read from the socket takes at most. rustls itself asks for one record at a time.
 const READ_AHEAD: usize = 128 << 10;
@@ -44,49 +47,34 @@ pub(super) fn peer_certificates(stream: &ServerStream) -> &[CertificateDer<'stat
 /// A TCP connection that is read in large pieces. Between pieces it holds no memory.
 pub(super) struct ReadAhead {
     tcp: TcpStream,
-    piece: Vec<u8>,
-    taken: usize,
+    piece: BytesMut,
 }
 
 impl ReadAhead {
     fn new(tcp: TcpStream) -> Self {
-        Self {
-            tcp,
-            piece: Vec::new(),
-            taken: 0,
-        }
+        Self { tcp, piece: BytesMut::new() }
     }
 }
 
 impl AsyncRead for ReadAhead {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        if this.taken == this.piece.len() {
+        while this.piece.is_empty() {
             // Memory is taken only once there is something to read.
             ready!(this.tcp.poll_read_ready(cx))?;
-            this.taken = 0;
-            this.piece.clear();
-            this.piece.reserve_exact(READ_AHEAD);
-            loop {
-                match this.tcp.try_read_buf(&mut this.piece) {
-                    Ok(_) => break,
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                        if this.tcp.poll_read_ready(cx)?.is_pending() {
-                            this.piece = Vec::new();
-                            return Poll::Pending;
-                        }
-                    }
-                    Err(error) => return Poll::Ready(Err(error)),
-                }
+            this.piece.reserve(READ_AHEAD);
+            match read_available(&this.tcp, &mut this.piece) {
+                Ok(0) => return Poll::Ready(Ok(())),
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Poll::Ready(Err(error)),
             }
         }
-        let part = &this.piece[this.taken..];
-        let part = &part[..part.len().min(into.remaining())];
-        into.put_slice(part);
-        this.taken += part.len();
-        if this.taken == this.piece.len() {
-            this.piece = Vec::new();
-            this.taken = 0;
+        let len = this.piece.len().min(into.remaining());
+        into.put_slice(&this.piece[..len]);
+        this.piece.advance(len);
+        if this.piece.is_empty() {
+            this.piece = BytesMut::new();
         }
         Poll::Ready(Ok(()))
     }

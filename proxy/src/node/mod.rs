@@ -10,4 +10,4 @@ pub use enrol::{EnrolError, Enrolment, PodServer, RETRY};
 pub use netns::{Netns, NetnsError};
 pub use pod::{LocalPod, LocalPods};
 pub use self_test::{self_test, self_test_connect};
-pub use socket::{PodListeners, dial, dial_as, listen_in};
+pub use socket::{PodListeners, dial, dial_as, listen_in, read_available};

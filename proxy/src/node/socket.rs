@@ -6,7 +6,9 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::time::Duration;
 
+use bytes::BytesMut;
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
+use tokio::io::Interest;
 use tokio::net::TcpStream;
 
 use super::{Netns, NetnsError};
@@ -197,6 +199,29 @@ impl<'a> Published<'a> {
 impl Drop for Published<'_> {
     fn drop(&mut self) {
         self.clients.withdraw(self.netns, self.local, self.port);
+    }
+}
+
+/// Reads what is there into the buffer's spare room; 0 at the peer's end. Where that does not fill the room there is no
+/// more, so the next read waits for news from the kernel instead of asking.
+#[expect(unsafe_code, reason = "the room read into is not initialised first")]
+pub fn read_available(tcp: &TcpStream, buffer: &mut BytesMut) -> io::Result<usize> {
+    let room = buffer.spare_capacity_mut();
+    let size = room.len();
+    let mut read = None;
+    let result = tcp.try_io(Interest::READABLE, || {
+        let len = SockRef::from(tcp).recv(room)?;
+        read = Some(len);
+        // By this error tokio notes that the socket has no more.
+        if len > 0 && len < size { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
+    });
+    match read {
+        Some(len) => {
+            // SAFETY: the kernel has written `len` bytes into the spare room.
+            unsafe { buffer.set_len(buffer.len() + len) };
+            Ok(len)
+        }
+        None => result.map(|()| 0),
     }
 }
 

@@ -1,11 +1,10 @@
 //! An application's TCP connection as a side of a relay.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::future::Future;
 use std::io;
 use std::net::Shutdown;
 use std::pin::Pin;
-use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -15,6 +14,7 @@ use tokio::io::Interest;
 use tokio::net::TcpStream;
 
 use super::{Fault, Outcome, Read, Write};
+use crate::node::read_available;
 
 /// What one read takes at most.
 const CHUNK: usize = 64 << 10;
@@ -32,40 +32,29 @@ thread_local! {
 #[derive(Debug)]
 pub struct AppStream {
     tcp: TcpStream,
-    in_order: Cell<bool>,
+    in_order: bool,
 }
 
 impl AppStream {
     /// Takes over a connection.
     pub fn new(tcp: TcpStream) -> Self {
-        Self {
-            tcp,
-            in_order: Cell::new(false),
-        }
+        Self { tcp, in_order: false }
     }
 
     /// The two directions.
-    pub fn split(self: &Rc<Self>) -> (TcpReader, TcpWriter) {
-        (
-            TcpReader {
-                stream: Rc::clone(self),
-            },
-            TcpWriter {
-                stream: Rc::clone(self),
-                broken: None,
-            },
-        )
+    pub fn split(&self) -> (TcpReader<'_>, TcpWriter<'_>) {
+        (TcpReader { tcp: &self.tcp }, TcpWriter { tcp: &self.tcp, broken: None })
     }
 
     /// Lets the connection close in order where both directions have ended.
-    pub fn close_if(&self, outcome: &Outcome) {
-        self.in_order.set(matches!(outcome, Outcome::Closed(_)));
+    pub fn close_if(&mut self, outcome: &Outcome) {
+        self.in_order = matches!(outcome, Outcome::Closed(_));
     }
 }
 
 impl Drop for AppStream {
     fn drop(&mut self) {
-        if !self.in_order.get() {
+        if !self.in_order {
             // With no time to linger, close resets.
             let _ = SockRef::from(&self.tcp).set_linger(Some(Duration::ZERO));
         }
@@ -73,18 +62,18 @@ impl Drop for AppStream {
 }
 
 /// The reading half.
-pub struct TcpReader {
-    stream: Rc<AppStream>,
+pub struct TcpReader<'a> {
+    tcp: &'a TcpStream,
 }
 
-impl Read for TcpReader {
+impl Read for TcpReader<'_> {
     fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Fault>> {
-        let tcp = &self.stream.tcp;
         loop {
-            ready!(tcp.poll_read_ready(cx)).map_err(|error| fault(&error))?;
-            let result = BUFFER.with_borrow_mut(|buffer| {
+            // Most often there is nothing, for which no buffer is needed.
+            ready!(self.tcp.poll_read_ready(cx)).map_err(|error| fault(&error))?;
+            let chunk = BUFFER.with_borrow_mut(|buffer| {
                 buffer.reserve(CHUNK);
-                let read = tcp.try_read_buf(buffer)?;
+                let read = read_available(self.tcp, buffer)?;
                 if read > COPIED {
                     return Ok(std::mem::take(buffer).freeze());
                 }
@@ -92,30 +81,29 @@ impl Read for TcpReader {
                 buffer.clear();
                 Ok::<_, io::Error>(chunk)
             });
-            return match result {
-                Ok(chunk) if chunk.is_empty() => Poll::Ready(Ok(None)),
-                Ok(chunk) => Poll::Ready(Ok(Some(chunk))),
+            return Poll::Ready(match chunk {
+                Ok(chunk) if chunk.is_empty() => Ok(None),
+                Ok(chunk) => Ok(Some(chunk)),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
-                Err(error) => Poll::Ready(Err(fault(&error))),
-            };
+                Err(error) => Err(fault(&error)),
+            });
         }
     }
 }
 
 /// The writing half.
-pub struct TcpWriter {
-    stream: Rc<AppStream>,
-    broken: Option<Pin<Box<dyn Future<Output = Fault>>>>,
+pub struct TcpWriter<'a> {
+    tcp: &'a TcpStream,
+    broken: Option<Pin<Box<dyn Future<Output = Fault> + 'a>>>,
 }
 
-impl Write for TcpWriter {
+impl Write for TcpWriter<'_> {
     fn poll_write(&mut self, cx: &mut Context<'_>, chunk: &mut Bytes) -> Poll<Result<(), Fault>> {
-        let tcp = &self.stream.tcp;
         while !chunk.is_empty() {
-            match tcp.try_write(chunk) {
+            match self.tcp.try_write(chunk) {
                 Ok(written) => drop(chunk.split_to(written)),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    ready!(tcp.poll_write_ready(cx)).map_err(|error| fault(&error))?;
+                    ready!(self.tcp.poll_write_ready(cx)).map_err(|error| fault(&error))?;
                 }
                 Err(error) => return Poll::Ready(Err(fault(&error))),
             }
@@ -124,7 +112,7 @@ impl Write for TcpWriter {
     }
 
     fn finish(&mut self) -> Result<(), Fault> {
-        match SockRef::from(&self.stream.tcp).shutdown(Shutdown::Write) {
+        match SockRef::from(self.tcp).shutdown(Shutdown::Write) {
             // Gone in the meantime: its reading half tells how.
             Err(error) if error.kind() != io::ErrorKind::NotConnected => Err(fault(&error)),
             _ => Ok(()),
@@ -132,27 +120,24 @@ impl Write for TcpWriter {
     }
 
     fn poll_broken(&mut self, cx: &mut Context<'_>) -> Poll<Fault> {
-        let stream = &self.stream;
-        self.broken
-            .get_or_insert_with(|| {
-                let stream = Rc::clone(stream);
-                Box::pin(async move {
-                    match stream.tcp.ready(Interest::ERROR).await {
-                        Ok(_) => match SockRef::from(&stream.tcp).take_error() {
-                            Ok(Some(error)) => fault(&error),
-                            // Reported and cleared elsewhere; an error there was.
-                            _ => Fault::Reset,
-                        },
-                        Err(error) => fault(&error),
-                    }
-                })
-            })
-            .as_mut()
-            .poll(cx)
+        let tcp = self.tcp;
+        // A box, as few connections ever come here.
+        self.broken.get_or_insert_with(|| Box::pin(broken(tcp))).as_mut().poll(cx)
     }
 
     fn abort(&mut self) {
         // The stream's drop resets it.
+    }
+}
+
+async fn broken(tcp: &TcpStream) -> Fault {
+    match tcp.ready(Interest::ERROR).await {
+        Ok(_) => match SockRef::from(tcp).take_error() {
+            Ok(Some(error)) => fault(&error),
+            // Reported and cleared elsewhere; an error there was.
+            _ => Fault::Reset,
+        },
+        Err(error) => fault(&error),
     }
 }
 

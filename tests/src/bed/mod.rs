@@ -289,7 +289,14 @@ impl Drop for Bed {
         if std::env::var_os("ADIT_KEEP_LOGS").is_some()
             && let Some(dir) = self.dir.take()
         {
-            eprintln!("logs of bed {} are kept in {}", self.name, dir.keep().display());
+            // Under a name that `sweep` does not take for a leftover.
+            let (dir, kept) = (dir.keep(), std::env::temp_dir().join(format!("kept-{}", self.prefix)));
+            let place = if std::fs::rename(&dir, &kept).is_ok() {
+                kept
+            } else {
+                dir
+            };
+            eprintln!("logs of bed {} are kept in {}", self.name, place.display());
         }
     }
 }

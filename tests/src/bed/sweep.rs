@@ -8,7 +8,8 @@ use super::{cgroup, netns};
 /// The prefix of all names that a bed gives: followed by the owner's process id.
 pub(super) const PREFIX: &str = "adit-";
 
-/// Removes the cgroups, processes and namespaces of beds whose owner is dead. Those of live owners are left alone.
+/// Removes the cgroups, processes, namespaces and files of beds whose owner is dead. Those of live owners are left
+/// alone.
 pub fn sweep() {
     if let Ok(mount) = cgroup::mount_point() {
         for name in folder_names(&mount).into_iter().filter(|name| is_orphan(name)) {
@@ -19,6 +20,12 @@ pub fn sweep() {
     }
     let orphans: Vec<String> = netns::list().into_iter().filter(|name| is_orphan(name)).collect();
     netns::delete(&orphans);
+    let files = std::env::temp_dir();
+    for name in folder_names(&files).into_iter().filter(|name| is_orphan(name)) {
+        if let Err(error) = fs::remove_dir_all(files.join(&name)) {
+            eprintln!("cannot remove the leftover folder {name}: {error}");
+        }
+    }
 }
 
 /// What beds of the process `owner` have on this machine: the names of namespaces, cgroups and processes.

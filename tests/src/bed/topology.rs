@@ -141,7 +141,7 @@ pub(super) fn pod_script(node: u8, pod: &PodLink<'_>, ipv6: bool) -> String {
 
 fn decimal_digits_as_hex(number: u8) -> u16 {
     let number = u16::from(number);
-    (number / 100) << 8 | (number / 10 % 10) << 4 | number % 10
+    ((number / 100) << 8) | ((number / 10 % 10) << 4) | (number % 10)
 }
 
 #[cfg(test)]

@@ -142,7 +142,7 @@ mod tests {
             let server = listener.local_addr().unwrap();
             let thread = std::thread::spawn(move || {
                 let (mut stream, _) = listener.accept().unwrap();
-                let (text, _) = read_to_end(&mut stream);
+                let (text, _) = read_to_end(&stream);
                 stream.write_all(text.as_bytes()).unwrap();
             });
             let seen = ask_on(way(server).unwrap(), name).unwrap();

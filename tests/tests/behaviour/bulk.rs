@@ -1,5 +1,6 @@
 //! Much data arrives whole, whoever is slow and whoever closes first.
 
+use std::io::Write;
 use std::net::Shutdown;
 use std::time::Duration;
 
@@ -117,5 +118,43 @@ fn a_client_that_closes_at_once_after_its_upload_loses_nothing_to_a_slow_reader(
             client.name(),
             server.name()
         );
+    }
+}
+
+#[test]
+fn a_word_from_a_client_that_closes_at_once_is_heard() {
+    const COUNT: usize = 200;
+    let bed = world("fire and forget").start().unwrap();
+    for (client, server) in pairs(&bed) {
+        let running = server
+            .serve(|stage| {
+                let listener = net::listen(("::", PORT))?;
+                stage.reached("listening")?;
+                let mut heard = Vec::with_capacity(COUNT);
+                for _ in 0..COUNT {
+                    let (stream, _) = listener.accept()?;
+                    net::with_deadlines(&stream)?;
+                    heard.push(net::read_to_end(&stream));
+                }
+                heard.sort();
+                Ok(heard)
+            })
+            .unwrap();
+        let to = server.at(PORT);
+        client
+            .run(|| {
+                for number in 0..COUNT {
+                    // Closed, and perhaps already forgotten by the client's kernel, before anybody has accepted it.
+                    write!(net::connect(to)?, "word {number:03}")?;
+                }
+                Ok(())
+            })
+            .unwrap();
+        let what = format!("{} to {}", client.name(), server.name());
+        let heard = running.join(SOON).expect(&what);
+        let wanted: Vec<_> = (0..COUNT)
+            .map(|number| (format!("word {number:03}"), Ending::Fin))
+            .collect();
+        assert_eq!(heard, wanted, "{what}");
     }
 }

@@ -6,7 +6,7 @@ use adit_tests::bed::Stage;
 use adit_tests::net;
 use nix::sys::signal::Signal;
 
-use crate::world::{LONG, PORT, SOON, echo, world};
+use crate::world::{LONG, PORT, SOON, assert_refused, echo, world};
 
 #[test]
 fn an_open_connection_goes_on_while_the_proxy_drains_and_then_the_proxy_ends() {
@@ -28,12 +28,9 @@ fn an_open_connection_goes_on_while_the_proxy_drains_and_then_the_proxy_ends() {
     let mut open = client.serve(talk).unwrap();
     let node = bed.node("n1");
     node.signal(Signal::SIGTERM).unwrap();
-    adit_tests::bed::wait_for("the proxy to drain", SOON, || {
-        // It is not ready any more, or its admin pages are gone.
-        Ok(!node.get("/healthz/ready").is_ok_and(|answer| answer.status == 200))
-    })
-    .unwrap();
+    node.wait_for_log("draining", SOON).unwrap();
     assert!(node.is_running(), "an open connection keeps it");
+    assert_refused(client, to);
     open.proceed().unwrap();
     assert_eq!(open.stage::<String>(SOON).unwrap(), "during");
     open.proceed().unwrap();

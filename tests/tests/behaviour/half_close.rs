@@ -28,7 +28,7 @@ fn a_client_that_ends_its_side_still_gets_the_whole_answer() {
         let running = server
             .serve(|stage| {
                 net::serve_one(stage, ("::", PORT), |mut stream, _| {
-                    let question = net::read_to_end(&mut stream);
+                    let question = net::read_to_end(&stream);
                     // Only now, with the client's side at its end, comes the answer.
                     Ok((question, net::send_pattern(&mut stream, MUCH, 1)?))
                 })
@@ -78,7 +78,7 @@ fn a_server_that_ends_its_side_still_gets_what_the_client_sends() {
         let (greeting, sent) = client
             .run(|| {
                 let mut stream = net::connect(to)?;
-                let greeting = net::read_to_end(&mut stream);
+                let greeting = net::read_to_end(&stream);
                 // The server's side has ended; this one has not.
                 Ok((greeting, net::send_pattern(&mut stream, MUCH, 2)?))
             })

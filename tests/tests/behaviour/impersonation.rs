@@ -204,7 +204,7 @@ fn a_csr_that_is_none_or_is_not_signed_by_its_key_is_refused() {
         ),
         ("half of one", good[..good.len() / 2].to_owned()),
         ("a changed signature", String::from_utf8(tampered).unwrap()),
-        ("a megabyte", "A".repeat(1 << 20)),
+        ("60 KiB of nothing", "A".repeat(60 << 10)),
     ];
     for (what, csr) in cases {
         let call = CaCall {
@@ -216,5 +216,16 @@ fn a_csr_that_is_none_or_is_not_signed_by_its_key_is_refused() {
         let answer = call.send(&bed, bed.node("n1")).unwrap();
         assert!(answer.status != 0 && answer.chain.is_empty(), "{what}: {answer:?}");
     }
+    // What is too long to be read at all ends the call, with or without a status.
+    let call = CaCall {
+        token: Some(bed.token(&token_of("n1")).unwrap()),
+        csr: "A".repeat(8 << 20),
+        identity: Some(identity),
+        seconds: 3600,
+    };
+    assert!(
+        call.send(&bed, bed.node("n1"))
+            .map_or(true, |answer| answer.status != 0)
+    );
     assert_eq!(ask_with(&bed, &token_of("n1")).status, 0, "the CA still serves");
 }

@@ -1,4 +1,5 @@
 //! What Adit does, one module per behaviour, on a bed of real namespaces with the real programs.
+#![expect(clippy::unwrap_used, reason = "a test panics where it fails, its helpers too")]
 
 mod bed;
 mod world;

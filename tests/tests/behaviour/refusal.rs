@@ -1,6 +1,8 @@
 //! What cannot be reached is refused plainly and at once, not accepted and then closed as if all had been said.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use adit_tests::bed::{Bed, ServiceSpec};
 use adit_tests::net::{self, Ending};
@@ -73,21 +75,37 @@ fn an_address_where_nobody_is_fails_for_the_client_and_never_ends_in_order() {
 }
 
 #[test]
-fn a_dial_of_the_proxys_own_listener_is_reset_and_not_guessed_at() {
+fn a_dial_of_the_proxys_own_listeners_gets_no_answer() {
     let bed = world("own listener").start().unwrap();
     let client = bed.pod("client");
     // Whatever listens in the pod is Adit's: the pod runs nothing.
     let listeners = client.output("ss", &["-Hltn"]).unwrap();
-    for line in listeners.lines() {
-        let Some(local) = line.split_whitespace().nth(3) else {
-            continue;
-        };
-        let Some(port) = local.rsplit(':').next().and_then(|port| port.parse::<u16>().ok()) else {
-            continue;
-        };
-        for address in [SocketAddr::from(([127, 0, 0, 1], port)), client.at(port)] {
-            let attempt = client.run(|| net::attempt(address)).unwrap();
-            assert!(attempt.was_refused(), "{address}, which is {line}: {attempt:?}");
+    let ports: BTreeSet<u16> = listeners
+        .lines()
+        .filter_map(|line| line.split_whitespace().nth(3)?.rsplit(':').next()?.parse().ok())
+        .collect();
+    assert!(!ports.is_empty(), "{listeners}");
+    let dial = |address: SocketAddr| {
+        let stream = net::connect(address)?;
+        // The tunnels' listener waits for a handshake; the others have nothing to wait for.
+        stream.set_read_timeout(Some(Duration::from_millis(700)))?;
+        Ok(net::read_to_end(&stream))
+    };
+    let mut waiting = 0;
+    for port in &ports {
+        let outcome = client.run(|| dial(([127, 0, 0, 1], *port).into()));
+        match outcome {
+            Ok((text, Ending::Stuck)) if text.is_empty() => waiting += 1,
+            Ok((text, ending)) => assert_eq!((text.as_str(), ending), ("", Ending::RESET), "port {port}"),
+            Err(_refused) => {}
         }
+    }
+    assert!(
+        waiting <= 1,
+        "{waiting} of the listeners {ports:?} neither answer nor refuse"
+    );
+    // At the pod's own address there is nothing at all.
+    for port in &ports {
+        assert_refused(client, client.at(*port));
     }
 }

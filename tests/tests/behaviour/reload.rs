@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 use adit_tests::bed::{PodSpec, PortDoc, ServiceDoc, wait_for};
 use adit_tests::net;
 
-use crate::world::{PORT, SOON, ask, assert_refused, echo, source_line, world};
+use crate::world::{PORT, SOON, ask, assert_refused, echo, is_answered, source_line, world};
 
 const DENY_ALL: &str = "
     name: closed
@@ -25,17 +25,17 @@ fn a_policy_that_appears_refuses_and_one_that_goes_permits_again() {
     ask(client, server.at(PORT));
 
     bed.update(|mesh| mesh.policies.push(DENY_ALL.to_owned())).unwrap();
-    let asked = |to| client.run(|| net::ask(to, "still there?"));
-    wait_for(
-        "the policy to be in force",
-        SOON,
-        || Ok(asked(server.at(PORT)).is_err()),
-    )
+    wait_for("the policy to be in force", SOON, || {
+        Ok(!is_answered(client, server.at(PORT)))
+    })
     .unwrap();
     assert_refused(client, server.at(PORT));
 
     bed.update(|mesh| mesh.policies.clear()).unwrap();
-    wait_for("the policy to be gone", SOON, || Ok(asked(server.at(PORT)).is_ok())).unwrap();
+    wait_for("the policy to be gone", SOON, || {
+        Ok(is_answered(client, server.at(PORT)))
+    })
+    .unwrap();
 }
 
 #[test]
@@ -55,8 +55,10 @@ fn a_broken_file_keeps_the_last_good_state_and_the_log_says_where_it_is_broken()
 
     // What was mended is in force.
     bed.update(|mesh| mesh.policies.push(DENY_ALL.to_owned())).unwrap();
-    let asked = || client.run(|| net::ask(server.at(PORT), "still there?"));
-    wait_for("the mended file to be in force", SOON, || Ok(asked().is_err())).unwrap();
+    wait_for("the mended file to be in force", SOON, || {
+        Ok(!is_answered(client, server.at(PORT)))
+    })
+    .unwrap();
 }
 
 #[test]
@@ -84,8 +86,10 @@ fn a_file_behind_a_symlink_is_read_again_when_the_link_is_swapped() {
     let next = bed.dir().join("data-next");
     symlink(&second, &next).unwrap();
     std::fs::rename(&next, &data).unwrap();
-    let asked = || client.run(|| net::ask(server.at(PORT), "still there?"));
-    wait_for("the second version to be in force", SOON, || Ok(asked().is_err())).unwrap();
+    wait_for("the second version to be in force", SOON, || {
+        Ok(!is_answered(client, server.at(PORT)))
+    })
+    .unwrap();
 }
 
 fn policies_section() -> String {
@@ -127,7 +131,7 @@ fn a_pod_that_appears_is_enrolled_and_one_that_goes_is_let_go() {
     bed.update(|mesh| mesh.workloads.retain(|workload| workload.name != "late"))
         .unwrap();
     wait_for("the certificate to be dropped", SOON, || has(false)).unwrap();
-    let plain = || Ok(late.run(|| net::ask(server.at(PORT), "am I out?")).is_ok());
+    let plain = || Ok(is_answered(late, server.at(PORT)));
     wait_for("the pod to talk plainly again", SOON, plain).unwrap();
     let listeners = late.output("ss", &["-Hltn"]).unwrap();
     assert!(
@@ -157,10 +161,12 @@ fn a_service_that_appears_is_resolved() {
         });
     })
     .unwrap();
-    wait_for("the service", SOON, || {
-        Ok(client.run(|| net::ask(address, "web?")).is_ok())
-    })
-    .unwrap();
+    let known = || {
+        Ok(bed.node("n1").state()?["services"]
+            .to_string()
+            .contains(&address.ip().to_string()))
+    };
+    wait_for("the service", SOON, known).unwrap();
     let seen = ask(client, address);
     assert_eq!(source_line(&bed, client, &seen).get("service"), "shop/web");
 }

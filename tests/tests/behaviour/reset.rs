@@ -49,12 +49,22 @@ fn on_each_path<C, S>(
 #[test]
 fn a_server_reset_before_the_first_byte_reaches_the_client_as_a_reset() {
     let bed = world("at accept").start().unwrap();
-    on_each_path(
-        &bed,
-        |mut stream| Ok(net::read_to_end(&mut stream)),
-        net::reset,
-        |path, seen, ()| assert_eq!(seen, (String::new(), Ending::RESET), "{path}"),
-    );
+    for (client, server) in pairs(&bed) {
+        let serve = |stage: &Stage| net::serve_one(stage, ("::", PORT), |stream, _| net::reset(stream));
+        let running = server.serve(serve).unwrap();
+        let to = server.at(PORT);
+        // It may come as early as in `connect` itself.
+        let attempt = client.run(|| net::attempt(to)).unwrap();
+        running.join(SOON).unwrap();
+        let errno = attempt.connect.map(Ending::Errno).or(attempt.ending);
+        assert_eq!(
+            (attempt.text.as_str(), errno),
+            ("", Some(Ending::RESET)),
+            "{} to {}",
+            client.name(),
+            server.name()
+        );
+    }
 }
 
 #[test]
@@ -66,7 +76,7 @@ fn a_server_reset_in_the_midst_of_an_answer_reaches_the_client_as_a_reset() {
             let first = net::read_text(&mut stream, 4)?;
             // The server knows that this much has arrived; then it resets.
             stream.write_all(b"go on")?;
-            Ok((first, net::read_to_end(&mut stream).1))
+            Ok((first, net::read_to_end(&stream).1))
         },
         |mut stream| {
             stream.write_all(b"half")?;
@@ -90,7 +100,7 @@ fn a_client_reset_reaches_the_server_as_a_reset() {
         |mut stream| {
             let first = net::read_text(&mut stream, 4)?;
             stream.write_all(b"go on")?;
-            Ok((first, net::read_to_end(&mut stream).1))
+            Ok((first, net::read_to_end(&stream).1))
         },
         |path, (), seen| assert_eq!(seen, ("half".to_owned(), Ending::RESET), "{path}"),
     );
@@ -127,9 +137,9 @@ fn a_server_reset_after_the_clients_half_close_is_not_taken_for_an_end() {
     let bed = world("after half-close").start().unwrap();
     on_each_path(
         &bed,
-        |mut stream| {
+        |stream| {
             stream.shutdown(Shutdown::Write)?;
-            Ok(net::read_to_end(&mut stream))
+            Ok(net::read_to_end(&stream))
         },
         |mut stream| {
             let mut rest = Vec::new();
@@ -148,7 +158,7 @@ fn the_log_says_who_reset_the_connection() {
         .serve(|stage| net::serve_one(stage, ("::", PORT), |stream, _| net::reset(stream)))
         .unwrap();
     let to = server.at(PORT);
-    client.run(|| Ok(net::read_to_end(&mut net::connect(to)?))).unwrap();
+    assert!(client.run(|| net::attempt(to)).unwrap().was_refused());
     running.join(SOON).unwrap();
     for node in bed.nodes() {
         let line = node

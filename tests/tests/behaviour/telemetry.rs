@@ -38,7 +38,7 @@ fn both_nodes_count_connections_and_bytes_under_istios_names() {
         assert_eq!(bytes.map(|name| metrics.sum(name, &labels)), [length, length], "{node}");
         assert!(metrics.sum("adit_handshake_seconds_count", &[]) >= 1.0, "{node}");
         assert!(
-            metrics.sum("adit_ca_calls_total", &[("result", "success")]) >= 1.0,
+            metrics.sum("adit_ca_calls_total", &[("result", "issued")]) >= 1.0,
             "{node}"
         );
         assert!(metrics.has("adit_certificate_expiry_seconds"), "{node}");

@@ -52,6 +52,12 @@ pub(crate) fn ask(client: &Pod, server: SocketAddr) -> Seen {
     seen
 }
 
+/// Whether the client gets its answer from an echo server; false if it is refused or cut off, in whichever way.
+pub(crate) fn is_answered(client: &Pod, server: SocketAddr) -> bool {
+    let seen = client.run(|| net::ask(server, "are you there?"));
+    seen.is_ok_and(|seen| seen.text == "are you there?" && seen.ending == Ending::Fin)
+}
+
 /// The client asks a naming server and gets the name.
 pub(crate) fn ask_name(client: &Pod, server: SocketAddr) -> anyhow::Result<String> {
     let attempt = client.run(|| net::attempt(server))?;
