@@ -106,7 +106,10 @@ fn postgresql_admits_the_client_by_its_true_address_and_runs_pgbench() {
     assert!(run.contains("number of failed transactions: 0 "), "{run}");
     // A connection per transaction.
     let run = client
-        .output("pgbench", &[&["-C", "-S", "-n", "-c", "4", "-t", "25"], &to[..]].concat())
+        .output(
+            "pgbench",
+            &[&["-C", "-S", "-n", "-c", "4", "-t", "25"], &to[..]].concat(),
+        )
         .unwrap();
     assert!(
         run.contains("number of transactions actually processed: 100/100"),
