@@ -106,6 +106,7 @@ fn a_server_behind_envoy_that_closes_after_its_answer_loses_nothing_to_a_slow_re
     for bytes in [0, 5, 1 << 20, 8 << 20] {
         pair(&bed, to).server_closes_on_a_slow_reader(bytes);
     }
+    pair(&bed, to).server_closes_on_a_talker();
 }
 
 #[test]
