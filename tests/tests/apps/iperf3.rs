@@ -3,7 +3,7 @@
 use adit_tests::bed::{Pod, wait_for};
 use serde_json::Value;
 
-use crate::world::{LONG, SOON, assert_tunnelled, world};
+use crate::world::{LONG, SOON, assert_tunnelled, output, world};
 
 /// Its standard port.
 const PORT: u16 = 5201;
@@ -11,7 +11,7 @@ const PORT: u16 = 5201;
 fn run(client: &Pod, server: &Pod, arguments: &[&str]) -> Value {
     let host = server.v4().to_string();
     let common = ["--client", host.as_str(), "--time", "1", "--json"];
-    let report = client.output("iperf3", &[&common[..], arguments].concat()).unwrap();
+    let report = output(client, "iperf3", &[&common[..], arguments].concat()).unwrap();
     serde_json::from_str(&report).unwrap()
 }
 

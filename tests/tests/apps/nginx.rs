@@ -5,7 +5,7 @@ use std::path::Path;
 
 use adit_tests::bed::{Bed, Pod, Spawned};
 
-use crate::world::{LONG, assert_tunnelled, digest_of_output, folder, noise_file, text, tool, world};
+use crate::world::{LONG, assert_tunnelled, command, digest_of_output, folder, noise_file, output, text, tool, world};
 
 const MEBIBYTES: u64 = 200;
 
@@ -72,7 +72,7 @@ fn start(bed: &Bed, dir: &Path) -> anyhow::Result<Spawned> {
     configuration(dir)?;
     certificate(dir, server)?;
     let config = dir.join("nginx.conf");
-    let nginx = server.spawn_command("nginx", &["-c", text(&config), "-g", "daemon off;"])?;
+    let nginx = server.spawn_command("/usr/sbin/nginx", &["-c", text(&config), "-g", "daemon off;"])?;
     for port in [80, 443, H2C] {
         server.wait_for_listener(port, LONG)?;
     }
@@ -96,8 +96,8 @@ fn nginx_serves_a_large_file_to_curl_over_every_version_of_http() {
     ];
     for (scheme, port, version, arguments) in cases {
         let url = format!("{scheme}://{}/large", server.at(port));
-        let mut curl = client.command("curl");
-        curl.args(["--silent", "--show-error", "--fail", "--max-time", "60"])
+        let mut curl = command(client, "curl");
+        curl.args(["--silent", "--show-error", "--fail", "--max-time", "50"])
             .args(arguments)
             .arg(&url);
         assert_eq!(digest_of_output(&mut curl).unwrap(), file, "{url}");
@@ -139,9 +139,7 @@ fn curl_makes_many_requests_on_one_connection_and_on_many() {
             "--write-out",
             "%{num_connects}\n",
         ];
-        let out = client
-            .output("curl", &[&common[..], arguments, &[url.as_str()]].concat())
-            .unwrap();
+        let out = output(client, "curl", &[&common[..], arguments, &[url.as_str()]].concat()).unwrap();
         let (bodies, connects): (Vec<&str>, Vec<&str>) = out.lines().partition(|line| *line == "small");
         assert_eq!(bodies.len(), REQUESTS, "{out}");
         let connects: usize = connects.iter().map(|number| number.parse::<usize>().unwrap()).sum();
@@ -158,9 +156,7 @@ fn curl_makes_many_requests_on_one_connection_and_on_many() {
         "--parallel-max",
         "20",
     ];
-    let out = client
-        .output("curl", &[&parallel[..], &[urls.as_str()]].concat())
-        .unwrap();
+    let out = output(client, "curl", &[&parallel[..], &[urls.as_str()]].concat()).unwrap();
     assert_eq!(out, "small\n".repeat(REQUESTS));
     let log = fs::read_to_string(dir.join("access.log")).unwrap();
     assert_eq!(log.lines().count(), 3 * REQUESTS);

@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 
 use adit_tests::bed::{Bed, Pod, Spawned};
 
-use crate::world::{LONG, assert_tunnelled, digest, digest_of_output, folder, noise_file, text, tool, world};
+use crate::world::{
+    LONG, assert_tunnelled, command, digest, digest_of_output, folder, noise_file, output, text, tool, world,
+};
 
 /// Its standard port.
 const PORT: u16 = 22;
@@ -47,7 +49,7 @@ fn options(dir: &Path) -> Vec<String> {
 }
 
 fn ssh(client: &Pod, dir: &Path, server: &Pod, remote: &str) -> std::process::Command {
-    let mut command = client.command("ssh");
+    let mut command = command(client, "ssh");
     command
         .args(options(dir))
         .arg(format!("root@{}", server.v4()))
@@ -59,7 +61,7 @@ fn scp(client: &Pod, dir: &Path, from: &str, to: &str) -> anyhow::Result<()> {
     let options = options(dir);
     let mut arguments: Vec<&str> = options.iter().map(String::as_str).collect();
     arguments.extend(["-q", from, to]);
-    client.output("scp", &arguments).map(drop)
+    output(client, "scp", &arguments).map(drop)
 }
 
 #[test]

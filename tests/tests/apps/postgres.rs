@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use adit_tests::bed::{Bed, Pod, Spawned, wait_for};
 use anyhow::Context;
 
-use crate::world::{LONG, assert_tunnelled, folder, text, tool, world};
+use crate::world::{LONG, assert_tunnelled, folder, output, text, tool, world};
 
 /// The user that the package makes for it; as root it refuses to run.
 const USER: &str = "postgres";
@@ -59,13 +59,14 @@ fn start(bed: &Bed, client: &Pod) -> anyhow::Result<Spawned> {
     let host = server.v4().to_string();
     // It listens before it has recovered.
     wait_for("PostgreSQL to be ready", LONG, || {
-        Ok(client.output("pg_isready", &["-h", &host]).is_ok())
+        Ok(output(client, "pg_isready", &["-h", &host]).is_ok())
     })?;
     Ok(postgres)
 }
 
 fn query(pod: &Pod, server: &Pod, sql: &str) -> anyhow::Result<String> {
-    let out = pod.output(
+    let out = output(
+        pod,
         "psql",
         &["-h", &server.v4().to_string(), "-U", USER, "-X", "-At", "-w", "-c", sql],
     )?;
@@ -84,7 +85,7 @@ fn postgresql_admits_the_client_by_its_true_address_and_runs_pgbench() {
     let refused = query(stranger, server, "select 1").unwrap_err().to_string();
     let reason = format!("no pg_hba.conf entry for host \"{}\"", stranger.v4());
     assert!(refused.contains(&reason), "{refused}");
-    let loopback = server.output("psql", &["-h", "127.0.0.1", "-U", USER, "-w", "-c", "select 1"]);
+    let loopback = output(server, "psql", &["-h", "127.0.0.1", "-U", USER, "-w", "-c", "select 1"]);
     let refused = loopback.unwrap_err().to_string();
     assert!(
         refused.contains("no pg_hba.conf entry for host \"127.0.0.1\""),
@@ -93,21 +94,25 @@ fn postgresql_admits_the_client_by_its_true_address_and_runs_pgbench() {
 
     let host = server.v4().to_string();
     let to = ["-h", host.as_str(), "-U", USER, "postgres"];
-    client
-        .output("pgbench", &[&["-i", "-s", "2"], &to[..]].concat())
-        .unwrap();
-    let run = client
-        .output("pgbench", &[&["-c", "8", "-j", "2", "-t", "50"], &to[..]].concat())
-        .unwrap();
+    output(client, "pgbench", &[&["-i", "-s", "2"], &to[..]].concat()).unwrap();
+    let run = output(
+        client,
+        "pgbench",
+        &[&["-c", "8", "-j", "2", "-t", "50"], &to[..]].concat(),
+    )
+    .unwrap();
     assert!(
         run.contains("number of transactions actually processed: 400/400"),
         "{run}"
     );
     assert!(run.contains("number of failed transactions: 0 "), "{run}");
     // A connection per transaction.
-    let run = client
-        .output("pgbench", &[&["-C", "-S", "-n", "-c", "4", "-t", "25"], &to[..]].concat())
-        .unwrap();
+    let run = output(
+        client,
+        "pgbench",
+        &[&["-C", "-S", "-n", "-c", "4", "-t", "25"], &to[..]].concat(),
+    )
+    .unwrap();
     assert!(
         run.contains("number of transactions actually processed: 100/100"),
         "{run}"

@@ -2,7 +2,7 @@
 
 use adit_tests::bed::{Bed, Pod, Spawned, wait_for};
 
-use crate::world::{LONG, assert_tunnelled, folder, text, world};
+use crate::world::{LONG, assert_tunnelled, folder, output, text, world};
 
 /// Its standard port.
 const PORT: u16 = 6379;
@@ -17,7 +17,7 @@ fn start(bed: &Bed) -> anyhow::Result<Spawned> {
     let redis = server.spawn_command("redis-server", &[&how[..], &files].concat())?;
     server.wait_for_listener(PORT, LONG)?;
     wait_for("Redis to answer", LONG, || {
-        let answer = server.output("redis-cli", &["ping"]);
+        let answer = output(server, "redis-cli", &["ping"]);
         Ok(answer.is_ok_and(|answer| answer.trim() == "PONG"))
     })?;
     Ok(redis)
@@ -25,7 +25,7 @@ fn start(bed: &Bed) -> anyhow::Result<Spawned> {
 
 fn ask(pod: &Pod, server: &Pod, question: &[&str]) -> anyhow::Result<String> {
     let host = server.v4().to_string();
-    pod.output("redis-cli", &[&["-h", host.as_str()], question].concat())
+    output(pod, "redis-cli", &[&["-h", host.as_str()], question].concat())
 }
 
 #[test]
@@ -38,9 +38,7 @@ fn redis_knows_its_client_and_runs_its_benchmark() {
     let denied = ask(client, server, &["ping"]);
     let denied = denied.map_or_else(|error| error.to_string(), |answer| answer);
     assert!(denied.contains("DENIED Redis is running in protected mode"), "{denied}");
-    let changed = server
-        .output("redis-cli", &["config", "set", "protected-mode", "no"])
-        .unwrap();
+    let changed = output(server, "redis-cli", &["config", "set", "protected-mode", "no"]).unwrap();
     assert_eq!(changed.trim(), "OK");
 
     let list = ask(client, server, &["client", "list"]).unwrap();
@@ -65,7 +63,7 @@ fn redis_knows_its_client_and_runs_its_benchmark() {
         "set,get,lpush,lrange_100",
         "--csv",
     ];
-    let table = client.output("redis-benchmark", &run).unwrap();
+    let table = output(client, "redis-benchmark", &run).unwrap();
     for test in ["SET", "GET", "LPUSH", "LRANGE_100 (first 100 elements)"] {
         assert!(table.contains(&format!("\n\"{test}\",")), "{table}");
     }
@@ -83,8 +81,7 @@ fn redis_knows_its_client_and_runs_its_benchmark() {
         "--csv",
     ];
     assert!(
-        client
-            .output("redis-benchmark", &pipelined)
+        output(client, "redis-benchmark", &pipelined)
             .unwrap()
             .contains("\n\"SET\",")
     );

@@ -19,6 +19,9 @@ pub(crate) const SOON: Duration = Duration::from_secs(5);
 /// How long an application may take to start, or for a longer piece of work.
 pub(crate) const LONG: Duration = Duration::from_secs(30);
 
+/// After so many seconds a command is stuck.
+const STUCK: &str = "60";
+
 /// Two nodes. On n1 the pods `client` and `stranger`, on n2 `server`, each with an account of its own.
 pub(crate) fn world(name: &str) -> BedBuilder {
     Bed::builder(name)
@@ -44,6 +47,18 @@ pub(crate) fn folder(bed: &Bed, name: &str, user: &str) -> anyhow::Result<PathBu
 /// The path as text for a command line or a configuration file.
 pub(crate) fn text(path: &Path) -> &str {
     path.to_str().expect("a path of the bed is text")
+}
+
+/// Runs a command in the pod to its end and gives its standard output; an error if it fails or is stuck.
+pub(crate) fn output(pod: &Pod, program: &str, arguments: &[&str]) -> anyhow::Result<String> {
+    pod.output("timeout", &[&[STUCK, program], arguments].concat())
+}
+
+/// A command in the pod that ends, with a failure, if it is stuck.
+pub(crate) fn command(pod: &Pod, program: &str) -> Command {
+    let mut command = pod.command("timeout");
+    command.args([STUCK, program]);
+    command
 }
 
 /// Runs a command of the machine's to its end and gives its standard output; an error if it fails.

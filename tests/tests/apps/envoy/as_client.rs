@@ -117,6 +117,8 @@ fn either_side_may_end_first_when_envoys_client_talks_to_a_pod() {
     let (bed, _envoy) = world("envoy client half-close");
     pair(&bed, OPEN_WAY).client_ends_first(1 << 20);
     pair(&bed, OPEN_WAY).server_ends_first(1 << 20);
+    pair(&bed, OPEN_WAY).server_closes_on_a_slow_reader(8 << 20);
+    pair(&bed, OPEN_WAY).server_closes_on_a_talker();
     assert_eq!(line(&bed, bed.pod("server"), "fin").number("bytes_sent"), 1 << 20);
 }
 

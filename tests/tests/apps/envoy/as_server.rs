@@ -90,12 +90,23 @@ fn sixty_four_mebibytes_each_way_at_once_arrive_whole_from_and_behind_envoys_ser
 }
 
 #[test]
-fn either_side_may_end_first_when_a_pod_talks_to_envoys_server() {
+fn a_pod_may_end_its_side_before_envoys_server_answers() {
     let (bed, _envoy) = world("envoy server half-close");
     let to = bed.pod("envoy").at(PORT);
     pair(&bed, to).client_ends_first(1 << 20);
-    pair(&bed, to).server_ends_first(1 << 20);
     assert_eq!(line(&bed, bed.pod("client"), to, "fin").number("bytes_sent"), 1 << 20);
+}
+
+/// A server's end is the stream's end for Envoy, which says both in one breath: END_STREAM, RST_STREAM with NO_ERROR.
+/// Envoy's limit is that the client cannot speak any more; what came before must arrive, and as a whole.
+#[test]
+fn a_server_behind_envoy_that_closes_after_its_answer_loses_nothing_to_a_slow_reader() {
+    let (bed, _envoy) = world("envoy server closes");
+    let to = bed.pod("envoy").at(PORT);
+    for bytes in [0, 5, 1 << 20, 8 << 20] {
+        pair(&bed, to).server_closes_on_a_slow_reader(bytes);
+    }
+    pair(&bed, to).server_closes_on_a_talker();
 }
 
 #[test]

@@ -69,7 +69,7 @@ pub(super) fn client(svid: &Svid, ways: &[Way<'_>]) -> String {
             tls(svid, &format!("exact: \"{identity}\""))
         );
     }
-    format!("{RUNTIME}\nstatic_resources:\n  listeners:{listeners}\n  clusters:{clusters}\n")
+    format!("static_resources:\n  listeners:{listeners}\n  clusters:{clusters}\n")
 }
 
 /// Envoy serves tunnels: the authority `<pod>:<port>` leads to that port on loopback, for each of `ports`. The peer
@@ -109,8 +109,7 @@ pub(super) fn server(svid: &Svid, pods: &[std::net::IpAddr], ports: &[u16], bann
     }
     let tls = tls(svid, "prefix: \"spiffe://cluster.local/ns/\"");
     format!(
-        r#"{RUNTIME}
-static_resources:
+        r#"static_resources:
   listeners:
   - name: tunnels
     address: {{socket_address: {{address: "::", ipv4_compat: true, port_value: {TUNNELS}}}}}
@@ -156,13 +155,6 @@ static_resources:
 "#
     )
 }
-
-/// Without it Envoy ends a request with the response, so that a server could not end its side first.
-const RUNTIME: &str = "
-layered_runtime:
-  layers:
-  - name: half-close
-    static_layer: {envoy.reloadable_features.allow_multiplexed_upstream_half_close: true}";
 
 /// What both sides of mutual TLS have in common; the peer's URI must match.
 fn tls(svid: &Svid, peer: &str) -> String {

@@ -2,9 +2,12 @@
 
 use std::io::Write;
 use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
 
 use adit_tests::bed::Pod;
-use adit_tests::net::{self, Digest, Ending};
+use adit_tests::net::{self, Digest, Ending, STUCK};
+
+use socket2::SockRef;
 
 use crate::world::LONG;
 
@@ -72,6 +75,55 @@ impl Pair<'_> {
         let (server_sent, (server_got, server_end)) = serving.join(LONG).unwrap();
         assert_eq!((got, end), (server_sent, Ending::Fin), "the server's side");
         assert_eq!((server_got, server_end), (sent, Ending::Fin), "the answer");
+    }
+
+    /// The server closes at once after its answer, of which the client, who never ends its side, takes little at a
+    /// time.
+    pub(super) fn server_closes_on_a_slow_reader(&self, bytes: u64) {
+        let (at, to) = (self.at, self.to);
+        let serving = self.server.serve(|stage| {
+            net::serve_one(stage, at, |mut stream, _| {
+                let question = net::read_text(&mut stream, 4)?;
+                Ok((question, net::send_pattern(&mut stream, bytes, 5)?))
+            })
+        });
+        let serving = serving.unwrap();
+        let asking = self.client.spawn(|| {
+            let mut stream = net::connect(to)?;
+            SockRef::from(&stream).set_recv_buffer_size(16 << 10)?;
+            stream.write_all(b"give")?;
+            Ok(net::drain_slowly(&mut stream, 16 << 10, Duration::from_millis(1)))
+        });
+        let got = asking.unwrap().join(LONG).unwrap();
+        let (question, sent) = serving.join(LONG).unwrap();
+        assert_eq!((question.as_str(), got), ("give", (sent, Ending::Fin)));
+    }
+
+    /// The server says what it has to say and closes; a client that goes on sending is told by a reset.
+    pub(super) fn server_closes_on_a_talker(&self) {
+        let (at, to) = (self.at, self.to);
+        let serving = self
+            .server
+            .serve(|stage| net::serve_one(stage, at, |mut stream, _| Ok(stream.write_all(b"bye")?)));
+        let serving = serving.unwrap();
+        let asking = self.client.spawn(|| {
+            let mut stream = net::connect(to)?;
+            let heard = net::read_to_end(&stream);
+            let begin = Instant::now();
+            while begin.elapsed() < STUCK {
+                if let Err(error) = stream.write_all(&[0; 4096]) {
+                    return Ok((heard, error.raw_os_error()));
+                }
+            }
+            Ok((heard, None))
+        });
+        let (heard, error) = asking.unwrap().join(LONG).unwrap();
+        assert_eq!(heard, ("bye".to_owned(), Ending::Fin));
+        assert!(
+            [Some(libc::EPIPE), Some(libc::ECONNRESET)].contains(&error),
+            "{error:?}"
+        );
+        serving.join(LONG).unwrap();
     }
 }
 
