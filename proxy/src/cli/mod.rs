@@ -4,6 +4,7 @@ mod args;
 mod ca;
 mod file;
 mod logging;
+mod memory;
 pub mod node;
 mod process;
 mod settings;

@@ -12,6 +12,7 @@ use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
+use super::memory;
 use super::settings::NodeSettings;
 use super::values::BpfLog;
 use crate::admin::{self, AdminListener, AdminState, Readiness, StateSections};
@@ -28,6 +29,8 @@ use crate::telemetry::{Telemetry, TelemetrySettings};
 const DRAIN_POLL: std::time::Duration = std::time::Duration::from_millis(10);
 /// How long a captured connection that nobody accepts is remembered, at least.
 const SWEEP_EVERY: std::time::Duration = std::time::Duration::from_secs(60);
+/// How often it is looked whether most connections have gone, whose memory the kernel then gets back.
+const TRIM_EVERY: std::time::Duration = std::time::Duration::from_secs(5);
 /// How often telemetry is told what is gone, where the mesh does not change.
 const FORGET_EVERY: std::time::Duration = std::time::Duration::from_secs(120);
 
@@ -126,6 +129,19 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
             }
         }
     });
+    let watched = Arc::clone(&telemetry);
+    tokio::spawn(async move {
+        let (mut most, mut due) = (0, interval(TRIM_EVERY));
+        loop {
+            due.tick().await;
+            let open = watched.open_connections();
+            if open * 2 < most {
+                spawn_blocking(memory::give_back_freed_memory);
+                most = open;
+            }
+            most = most.max(open);
+        }
+    });
     let keep = keep_enrolled(enrolment, retry, &mesh, &telemetry);
     tokio::pin!(keep);
     tokio::select! {
@@ -134,6 +150,7 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
         _ = told_to_quit.wait_for(|quit| *quit) => {}
     }
     tracing::info!("draining for at most {} ms", settings.drain_deadline.as_millis());
+    let _draining = readiness.pending("draining");
     drop(drain.send(true));
     let drained = timeout(settings.drain_deadline, async {
         while telemetry.open_connections() > 0 {

@@ -4,6 +4,8 @@ use nix::errno::Errno;
 use nix::sys::prctl;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
+use super::memory;
+
 /// What came of [`prepare_process`]; told in the log, once there is one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hardening {
@@ -13,8 +15,10 @@ pub struct Hardening {
     pub undumpable: Result<(), Errno>,
 }
 
-/// Raises the soft limit of open files to the hard limit, and keeps keys out of core dumps and from debuggers.
+/// Raises the soft limit of open files to the hard limit, keeps keys out of core dumps and from debuggers, and sets the
+/// allocator to its work. To be called before there are threads.
 pub fn prepare_process() -> Hardening {
+    memory::keep_freed_memory();
     Hardening {
         open_files: raise_open_files(),
         undumpable: prctl::set_dumpable(false),

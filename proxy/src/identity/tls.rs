@@ -13,10 +13,10 @@ use rustls::{CipherSuite, ClientConfig, ServerConfig};
 /// The application protocol of HBONE.
 const ALPN_H2: &[u8] = b"h2";
 
-/// The suites that HBONE's peers speak, most preferred first.
+/// The suites that HBONE's peers speak, most preferred first: the cheaper one for each byte, and no weaker in practice.
 const CIPHER_SUITES: [CipherSuite; 2] = [
-    CipherSuite::TLS13_AES_256_GCM_SHA384,
     CipherSuite::TLS13_AES_128_GCM_SHA256,
+    CipherSuite::TLS13_AES_256_GCM_SHA384,
 ];
 
 static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| {

@@ -1,0 +1,27 @@
+//! How the allocator deals with the buffers of the data plane.
+
+#![expect(unsafe_code, reason = "calls of the C library without a safe wrapper")]
+
+/// Free memory that each of the allocator's heaps keeps at its end, in bytes.
+const KEPT: libc::c_int = 8 << 20;
+/// From this size on a block is a mapping of its own, in bytes; no buffer of the data plane is.
+const MAPPED: libc::c_int = 4 << 20;
+
+/// Lets freed buffers stay with the process. By default the C library gives the end of a heap back to the kernel as
+/// soon as it is as large as one buffer, and takes it again for the next: each time a page fault for every page.
+pub fn keep_freed_memory() {
+    // SAFETY: parameters of the allocator, set before there are other threads.
+    unsafe {
+        libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT);
+        libc::mallopt(libc::M_TOP_PAD, 256 << 10);
+        libc::mallopt(libc::M_MMAP_THRESHOLD, MAPPED);
+    }
+}
+
+/// Gives all freed memory back to the kernel. Takes the longer the more there is; for a quiet moment.
+pub fn give_back_freed_memory() {
+    // SAFETY: no arguments that could be wrong; other threads wait for their turn.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
