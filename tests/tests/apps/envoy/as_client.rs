@@ -1,7 +1,6 @@
 //! Envoy opens tunnels to pods behind Adit.
 
-use std::net::Ipv4Addr;
-use std::time::Duration;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use adit_tests::bed::{AccessLine, Bed, Pod, PodSpec, Spawned};
 use adit_tests::net::{self, Ending};
@@ -63,7 +62,7 @@ fn pair(bed: &Bed, way: u16) -> Pair<'_> {
         client: bed.pod("envoy"),
         to: (Ipv4Addr::LOCALHOST, way).into(),
         server: bed.pod("server"),
-        at: (std::net::Ipv6Addr::UNSPECIFIED, PORT).into(),
+        at: (Ipv6Addr::UNSPECIFIED, PORT).into(),
     }
 }
 
@@ -91,10 +90,7 @@ fn assert_no_way(bed: &Bed, envoy: &Spawned, way: u16) -> String {
     assert_eq!((attempt.connect, attempt.text.as_str()), (None, ""), "{attempt:?}");
     assert_ne!(attempt.ending, Some(Ending::Stuck), "{attempt:?}");
     assert!(attempt.took_ms < 2_000, "{attempt:?}");
-    envoy
-        .log()
-        .wait_for(&format!("way={way} "), SOON + Duration::from_secs(10))
-        .unwrap()
+    envoy.log().wait_for(&format!("way={way} "), SOON).unwrap()
 }
 
 #[test]
@@ -117,7 +113,7 @@ fn either_side_may_end_first_when_envoys_client_talks_to_a_pod() {
     let (bed, _envoy) = world("envoy client half-close");
     pair(&bed, OPEN_WAY).client_ends_first(1 << 20);
     pair(&bed, OPEN_WAY).server_ends_first(1 << 20);
-    pair(&bed, OPEN_WAY).server_closes_on_a_slow_reader(8 << 20);
+    pair(&bed, OPEN_WAY).server_closes_on_a_slow_reader(1 << 20);
     pair(&bed, OPEN_WAY).server_closes_on_a_talker();
     assert_eq!(line(&bed, bed.pod("server"), "fin").number("bytes_sent"), 1 << 20);
 }

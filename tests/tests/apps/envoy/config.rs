@@ -1,7 +1,9 @@
 //! Envoy's configuration.
 
 use std::fmt::Write as _;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
+
+use adit_tests::bed::TRUST_DOMAIN;
 
 use super::{Svid, TUNNELS};
 use crate::world::text;
@@ -74,7 +76,7 @@ pub(super) fn client(svid: &Svid, ways: &[Way<'_>]) -> String {
 
 /// Envoy serves tunnels: the authority `<pod>:<port>` leads to that port on loopback, for each of `ports`. The peer
 /// `banned` is refused.
-pub(super) fn server(svid: &Svid, pods: &[std::net::IpAddr], ports: &[u16], banned: &str) -> String {
+pub(super) fn server(svid: &Svid, pods: &[IpAddr], ports: &[u16], banned: &str) -> String {
     let [mut hosts, mut clusters] = [String::new(), String::new()];
     for port in ports {
         let domains: Vec<String> = pods
@@ -107,7 +109,7 @@ pub(super) fn server(svid: &Svid, pods: &[std::net::IpAddr], ports: &[u16], bann
         - endpoint: {{address: {{socket_address: {{address: 127.0.0.1, port_value: {port}}}}}}}"#
         );
     }
-    let tls = tls(svid, "prefix: \"spiffe://cluster.local/ns/\"");
+    let tls = tls(svid, &format!("prefix: \"spiffe://{TRUST_DOMAIN}/ns/\""));
     format!(
         r#"static_resources:
   listeners:

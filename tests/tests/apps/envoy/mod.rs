@@ -7,7 +7,7 @@ mod config;
 mod talk;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use adit_tests::bed::process::TokenSpec;
 use adit_tests::bed::{Bed, BedBuilder, Pod, PodSpec, Spawned};
@@ -112,7 +112,8 @@ fn svid(bed: &Bed, pod: &Pod) -> anyhow::Result<Svid> {
 /// Starts Envoy in the pod and waits for its ports.
 fn start(bed: &Bed, pod: &Pod, config: &str, ports: &[u16]) -> anyhow::Result<Spawned> {
     let binary = binary()?;
-    let file = write(&bed.dir().join("envoy.yaml"), config)?;
+    let file = bed.dir().join("envoy.yaml");
+    fs::write(&file, config).with_context(|| format!("write {}", file.display()))?;
     let arguments = [
         "--config-path",
         text(&file),
@@ -122,7 +123,7 @@ fn start(bed: &Bed, pod: &Pod, config: &str, ports: &[u16]) -> anyhow::Result<Sp
         "--concurrency",
         "2",
         "--log-level",
-        "info",
+        "warning",
     ];
     let envoy = pod.spawn_command(text(&binary), &arguments)?;
     for port in ports {
@@ -130,9 +131,4 @@ fn start(bed: &Bed, pod: &Pod, config: &str, ports: &[u16]) -> anyhow::Result<Sp
             .with_context(|| format!("Envoy's log:\n{}", envoy.log().tail()))?;
     }
     Ok(envoy)
-}
-
-fn write(path: &Path, content: &str) -> anyhow::Result<PathBuf> {
-    fs::write(path, content).with_context(|| format!("write {}", path.display()))?;
-    Ok(path.to_owned())
 }

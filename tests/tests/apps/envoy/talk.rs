@@ -90,7 +90,7 @@ impl Pair<'_> {
         let serving = serving.unwrap();
         let asking = self.client.spawn(|| {
             let mut stream = net::connect(to)?;
-            SockRef::from(&stream).set_recv_buffer_size(16 << 10)?;
+            SockRef::from(&stream).set_recv_buffer_size(64 << 10)?;
             stream.write_all(b"give")?;
             Ok(net::drain_slowly(&mut stream, 16 << 10, Duration::from_millis(1)))
         });
