@@ -1,6 +1,6 @@
 //! The bench: plain TCP and Adit interleaved in one run over the same bed. `docs/performance.md` tells the method.
 
-mod load;
+pub(crate) mod load;
 mod memory;
 mod report;
 mod start;
