@@ -25,7 +25,7 @@ const NAME: &str = "file";
 pub(super) fn show(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let folder = world.bed.dir().join("www");
     fs::create_dir_all(&folder)?;
-    let content: Vec<u8> = (0..LENGTH).map(|index| (index * 131 >> 7) as u8).collect();
+    let content: Vec<u8> = (0..LENGTH).map(|index| ((index * 131) >> 7) as u8).collect();
     fs::write(folder.join(NAME), &content)?;
     let url = format!("http://{}/{NAME}", world.bed.service("shop/web").at(81));
     let (client, server) = (world.pod("cart"), world.pod("web"));
