@@ -22,6 +22,8 @@ pub use tunnel::{TunnelReader, TunnelWriter};
 pub enum Fault {
     /// It reset the connection.
     Reset,
+    /// It takes no more, but what it sent before stands: it has closed, where a mere half-close would go on taking.
+    Stopped,
     /// It stopped answering.
     Timeout,
     /// Something else; the text says what.
@@ -140,6 +142,19 @@ async fn pump(
         Side::Client => Side::Server,
         Side::Server => Side::Client,
     };
+    match pass_on(from, to, (side, other), count, first_end).await {
+        Err((at, Fault::Stopped)) if at == other => discard(from, (side, other), first_end).await,
+        result => result,
+    }
+}
+
+async fn pass_on(
+    from: &mut impl Read,
+    to: &mut impl Write,
+    (side, other): (Side, Side),
+    count: &AtomicU64,
+    first_end: &Cell<Option<Side>>,
+) -> Result<(), Broken> {
     loop {
         let next = poll_fn(|cx| {
             if let Poll::Ready(result) = from.poll_chunk(cx) {
@@ -163,4 +178,25 @@ async fn pump(
         first_end.set(Some(side));
     }
     Ok(())
+}
+
+/// What `side` still sends has no taker any more. It is read until all from the other side has been passed on: closing
+/// a connection with bytes unread would reset it, and what is on the way to `side` would be lost.
+async fn discard(
+    from: &mut impl Read,
+    (side, other): (Side, Side),
+    first_end: &Cell<Option<Side>>,
+) -> Result<(), Broken> {
+    poll_fn(|cx| {
+        loop {
+            match from.poll_chunk(cx) {
+                Poll::Ready(Ok(Some(_))) => {}
+                Poll::Ready(Ok(None)) => return Poll::Ready(Ok(())),
+                Poll::Ready(Err(fault)) => return Poll::Ready(Err((side, fault))),
+                Poll::Pending if first_end.get() == Some(other) => return Poll::Ready(Ok(())),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+    })
+    .await
 }

@@ -126,7 +126,7 @@ impl Track {
         };
         self.end(match outcome {
             Outcome::Closed(side) => (party(side), How::Fin),
-            Outcome::Broken(side, Fault::Reset) => (party(side), How::Reset),
+            Outcome::Broken(side, Fault::Reset | Fault::Stopped) => (party(side), How::Reset),
             Outcome::Broken(side, Fault::Timeout) => (party(side), How::Timeout),
             Outcome::Broken(side, Fault::Other(text)) => (party(side), How::Error(text)),
         });

@@ -30,16 +30,36 @@ pub enum SteerError {
     /// This process's own cgroup cannot be found.
     #[error("finding this process's own cgroup: {0}")]
     OwnCgroup(String),
-    /// The object could not be loaded.
-    #[error("loading the kernel programs: {0}")]
-    Load(#[from] aya::EbpfError),
+    /// The object is not what this binary takes for one.
+    #[error("reading the kernel object: {0}; build it and this binary from the same source")]
+    Object(String),
+    /// A map could not be made.
+    #[error("making the map {name}: {error}; Adit needs CAP_BPF and memory for it")]
+    MakeMap {
+        /// The map's name.
+        name: String,
+        /// What the kernel says.
+        error: io::Error,
+    },
     /// A program was refused.
-    #[error("kernel program {program}: {error}")]
+    #[error("loading the kernel program {program}: {error}; the verifier says: {}", last_lines(.log))]
     Program {
         /// The program's name.
         program: &'static str,
-        /// What the kernel says, with the verifier's words.
-        error: aya::programs::ProgramError,
+        /// What the kernel says.
+        error: io::Error,
+        /// All of the verifier's words.
+        log: String,
+    },
+    /// A program could not be attached.
+    #[error("attaching the kernel program {program} to {target}: {error}")]
+    Attach {
+        /// The program's name.
+        program: &'static str,
+        /// To what.
+        target: &'static str,
+        /// What the kernel says.
+        error: io::Error,
     },
     /// A program or map is not in the object; the object and this binary were not built together.
     #[error("the kernel object lacks {0}; build it and this binary from the same source")]
@@ -68,4 +88,10 @@ pub enum SteerError {
     /// The self-test did not see what it should.
     #[error("self-test of the kernel programs: {0}")]
     SelfTest(String),
+}
+
+/// The end of the verifier's log, which tells the reason.
+fn last_lines(log: &str) -> String {
+    let lines: Vec<&str> = log.lines().collect();
+    lines[lines.len().saturating_sub(8)..].join(" | ")
 }

@@ -58,8 +58,15 @@ pub async fn forward_logs(log: ProgramLog) {
 pub struct ProgramLog(EbpfLogger<ToTracing>);
 
 impl ProgramLog {
-    pub(super) fn take(ebpf: &mut aya::Ebpf) -> Option<Self> {
-        EbpfLogger::init_with_logger(ebpf, ToTracing).ok().map(Self)
+    /// The ring of the program with this id.
+    pub(super) fn of(program: u32) -> Option<Self> {
+        match EbpfLogger::init_from_id_with_logger(program, ToTracing) {
+            Ok(logger) => Some(Self(logger)),
+            Err(error) => {
+                tracing::warn!("opening the kernel programs' log: {error}; their decisions are not logged");
+                None
+            }
+        }
     }
 }
 

@@ -1,25 +1,24 @@
 //! The user-space half of the kernel programs: load, attach, verify, and the maps.
 //!
 //! The cgroup programs are loaded once and attached to the cgroup that holds all pods. The socket lookup has an
-//! instance for each enrolled pod, told by constants which pod it is; all share the maps, through pins in a bpf file
-//! system that is mounted nowhere and goes away with this process.
+//! instance for each enrolled pod, told by constants which pod it is; all share the maps.
 
 mod cgroup;
 mod error;
 mod flows;
 mod log;
+mod object;
 mod pod;
 mod probe;
 mod sys;
 
 use std::fs::File;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
-use aya::programs::links::FdLink;
-use aya::programs::{CgroupAttachMode, CgroupSockAddr, SockOps};
-use aya::{Ebpf, EbpfLoader};
+use aya_obj::generated::{bpf_attach_type, bpf_prog_type};
 
 pub use cgroup::{cgroup_id, own_cgroup_id};
 pub use error::SteerError;
@@ -27,22 +26,37 @@ pub use flows::{Clients, Flows, OriginalDst};
 pub use log::{LogScope, ProgramLog, forward_logs};
 pub use pod::{PodAttachment, PodSteering};
 
+use object::{Object, ProgramSpec, Template};
 use pod::Slots;
 
-/// The kernel programs, built by `cargo xtask build-ebpf`.
-static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("ADIT_BPF_OBJECT"));
-
-/// The maps, all shared between the programs' instances.
-const MAPS: [&str; 7] = [
-    "adit_pods",
-    "adit_addrs",
-    "adit_flows",
-    "adit_clients",
-    "adit_listeners",
-    "adit_sockets",
-    // The log's ring has the name that aya-log gives it.
-    "AYA_LOGS",
+/// The cgroup programs, in the order in which they are attached: what a capture needs is there before anything is
+/// captured.
+const CGROUP_PROGRAMS: [ProgramSpec; 5] = [
+    ProgramSpec {
+        name: "adit_sock_ops",
+        kind: bpf_prog_type::BPF_PROG_TYPE_SOCK_OPS,
+        attach: bpf_attach_type::BPF_CGROUP_SOCK_OPS,
+    },
+    sock_addr("adit_getpeername4", bpf_attach_type::BPF_CGROUP_INET4_GETPEERNAME),
+    sock_addr("adit_getpeername6", bpf_attach_type::BPF_CGROUP_INET6_GETPEERNAME),
+    sock_addr("adit_connect4", bpf_attach_type::BPF_CGROUP_INET4_CONNECT),
+    sock_addr("adit_connect6", bpf_attach_type::BPF_CGROUP_INET6_CONNECT),
 ];
+
+/// The program of which each enrolled pod has an instance.
+const SK_LOOKUP: ProgramSpec = ProgramSpec {
+    name: "adit_sk_lookup",
+    kind: bpf_prog_type::BPF_PROG_TYPE_SK_LOOKUP,
+    attach: bpf_attach_type::BPF_SK_LOOKUP,
+};
+
+const fn sock_addr(name: &'static str, attach: bpf_attach_type) -> ProgramSpec {
+    ProgramSpec {
+        name,
+        kind: bpf_prog_type::BPF_PROG_TYPE_CGROUP_SOCK_ADDR,
+        attach,
+    }
+}
 
 /// Where and how to steer.
 #[derive(Debug, Clone)]
@@ -57,17 +71,19 @@ pub struct SteerSettings {
 pub struct Steering {
     /// The cgroup programs' links, in the order in which they are detached: nothing is captured any more before the
     /// rest goes.
-    _links: Vec<FdLink>,
-    ebpf: Mutex<Ebpf>,
+    _links: Vec<OwnedFd>,
+    lookup: Mutex<Template>,
     maps: Arc<Maps>,
     slots: Arc<Slots>,
     log: LogScope,
+    log_taken: AtomicBool,
+    /// The id of a program that logs.
+    logging_program: u32,
     proxy_cgroup: u64,
 }
 
-/// The maps' descriptors, and where they are pinned.
+/// The maps' descriptors.
 pub(crate) struct Maps {
-    bpffs: OwnedFd,
     pods: OwnedFd,
     addrs: OwnedFd,
     flows: Arc<OwnedFd>,
@@ -76,39 +92,32 @@ pub(crate) struct Maps {
 }
 
 impl Steering {
-    /// Probes the kernel, loads the programs, attaches them and verifies where they are.
+    /// Loads the programs, attaches them and verifies where they are. What the kernel lacks is found out where it
+    /// refuses something.
     pub fn start(settings: &SteerSettings) -> Result<Self, SteerError> {
-        probe::probe()?;
         let proxy_cgroup = own_cgroup_id()?;
-        let at_cgroup = |error| SteerError::Cgroup {
+        let cgroup = File::open(&settings.pods_cgroup).map_err(|error| SteerError::Cgroup {
             path: settings.pods_cgroup.clone(),
             error,
-        };
-        let cgroup = File::open(&settings.pods_cgroup).map_err(at_cgroup)?;
+        })?;
         let intended = cgroup_id(&settings.pods_cgroup)?;
 
-        let bpffs = sys::private_bpffs().map_err(|error| SteerError::Map {
-            doing: "making a bpf file system",
-            error,
-        })?;
-        let mut ebpf = loader(&bpffs, &settings.log).load(OBJECT)?;
-        // The other way round: what a capture needs is there before anything is captured.
-        let mut links = vec![attach_sock_ops(&mut ebpf, &cgroup, intended)?];
-        for name in [
-            "adit_getpeername4",
-            "adit_getpeername6",
-            "adit_connect4",
-            "adit_connect6",
-        ] {
-            links.insert(0, attach_sock_addr(&mut ebpf, name, &cgroup, intended)?);
+        let object = Object::open(&settings.log)?;
+        let mut links = Vec::with_capacity(CGROUP_PROGRAMS.len());
+        let mut logging_program = 0;
+        for program in CGROUP_PROGRAMS {
+            let (link, id) = attach(&object, program, &cgroup, intended)?;
+            links.insert(0, link);
+            logging_program = id;
         }
-        let maps = Maps::of(&mut ebpf, bpffs)?;
         Ok(Self {
             _links: links,
-            ebpf: Mutex::new(ebpf),
-            maps: Arc::new(maps),
+            maps: Arc::new(Maps::of(&object)?),
+            lookup: Mutex::new(object.into_template(SK_LOOKUP)?),
             slots: Arc::new(Slots::default()),
             log: settings.log.clone(),
+            log_taken: AtomicBool::new(false),
+            logging_program,
             proxy_cgroup,
         })
     }
@@ -125,112 +134,49 @@ impl Steering {
 
     /// The ring that the programs log to; once, and not where nothing is logged.
     pub fn take_log(&self) -> Option<ProgramLog> {
-        if self.log == LogScope::None {
+        if self.log == LogScope::None || self.log_taken.swap(true, Ordering::Relaxed) {
             return None;
         }
-        ProgramLog::take(&mut self.ebpf.lock().unwrap_or_else(PoisonError::into_inner))
+        ProgramLog::of(self.logging_program)
     }
 }
 
 impl Maps {
-    fn of(ebpf: &mut Ebpf, bpffs: OwnedFd) -> Result<Self, SteerError> {
-        let fd = |name: &'static str| {
-            let map = ebpf.map(name).ok_or(SteerError::Missing(name))?;
-            duplicate(map).map_err(|error| SteerError::Map {
-                doing: "duplicating a map's descriptor",
-                error,
-            })
-        };
+    fn of(object: &Object) -> Result<Self, SteerError> {
         Ok(Self {
-            pods: fd("adit_pods")?,
-            addrs: fd("adit_addrs")?,
-            flows: Arc::new(fd("adit_flows")?),
-            clients: Arc::new(fd("adit_clients")?),
-            listeners: fd("adit_listeners")?,
-            bpffs,
+            pods: object.map("adit_pods")?,
+            addrs: object.map("adit_addrs")?,
+            flows: Arc::new(object.map("adit_flows")?),
+            clients: Arc::new(object.map("adit_clients")?),
+            listeners: object.map("adit_listeners")?,
         })
     }
 }
 
-fn duplicate(map: &aya::maps::Map) -> std::io::Result<OwnedFd> {
-    use std::os::fd::AsFd as _;
-
-    use aya::maps::Map;
-    match map {
-        Map::HashMap(data) | Map::SockMap(data) | Map::SkStorage(data) => data.fd().as_fd().try_clone_to_owned(),
-        _ => Err(std::io::Error::other("an unexpected kind of map")),
-    }
-}
-
-/// A loader under which every instance shares one set of maps.
-fn loader(bpffs: &OwnedFd, log: &LogScope) -> EbpfLoader<'static> {
-    let mut loader = EbpfLoader::new();
-    if *log == LogScope::None {
-        // A constant to the verifier, which then drops the logging from the programs.
-        loader.override_global("AYA_LOG_LEVEL", &0_u8, false);
-    }
-    for name in MAPS {
-        loader.map_pin_path(
-            name,
-            PathBuf::from(format!("/proc/self/fd/{}/{name}", bpffs.as_raw_fd())),
-        );
-    }
-    loader
-}
-
-fn attach_sock_ops(ebpf: &mut Ebpf, cgroup: &File, intended: u64) -> Result<FdLink, SteerError> {
-    const NAME: &str = "adit_sock_ops";
-    let at = |error| SteerError::Program { program: NAME, error };
-    let program: &mut SockOps = ebpf
-        .program_mut(NAME)
-        .ok_or(SteerError::Missing(NAME))?
-        .try_into()
-        .map_err(at)?;
-    program.load().map_err(at)?;
-    let link = program.attach(cgroup, CgroupAttachMode::Single).map_err(at)?;
-    let link = program.take_link(link).map_err(at)?;
-    verified(
-        NAME,
-        link.try_into()
-            .map_err(|_| SteerError::Unsupported("bpf_link for cgroups".to_owned()))?,
-        intended,
-    )
-}
-
-fn attach_sock_addr(ebpf: &mut Ebpf, name: &'static str, cgroup: &File, intended: u64) -> Result<FdLink, SteerError> {
-    let at = |error| SteerError::Program { program: name, error };
-    let program: &mut CgroupSockAddr = ebpf
-        .program_mut(name)
-        .ok_or(SteerError::Missing(name))?
-        .try_into()
-        .map_err(at)?;
-    program.load().map_err(at)?;
-    let link = program.attach(cgroup, CgroupAttachMode::Single).map_err(at)?;
-    let link = program.take_link(link).map_err(at)?;
-    verified(
-        name,
-        link.try_into()
-            .map_err(|_| SteerError::Unsupported("bpf_link for cgroups".to_owned()))?,
-        intended,
-    )
-}
-
-/// That the link is where it should be. Links have been seen on a cgroup that was dying.
-fn verified(program: &'static str, link: FdLink, intended: u64) -> Result<FdLink, SteerError> {
-    let at = |error| SteerError::Map {
-        doing: "reading a link's cgroup",
+/// Loads a cgroup program and attaches it. Gives the link and the program's id.
+fn attach(
+    object: &Object,
+    program: ProgramSpec,
+    cgroup: &File,
+    intended: u64,
+) -> Result<(OwnedFd, u32), SteerError> {
+    let loaded = object.load(program)?;
+    let failed = |error| SteerError::Attach {
+        program: program.name,
+        target: "the pods' cgroup",
         error,
     };
-    let info = link.info().map_err(|error| at(std::io::Error::other(error)))?;
-    let actual = sys::link_cgroup_id(info.id()).map_err(at)?;
+    let link = sys::link(loaded.as_fd(), cgroup.as_fd(), program.attach).map_err(failed)?;
+    // That the link is where it should be: links have been seen on a cgroup that was dying.
+    let (actual, id) = sys::cgroup_link(link.as_fd()).map_err(failed)?;
     if actual != intended {
         return Err(SteerError::Misattached {
-            program,
+            program: program.name,
             actual,
             intended,
         });
     }
-    Ok(link)
+    Ok((link, id))
 }
 
 /// Whether `path` lies on a cgroup v2 file system.

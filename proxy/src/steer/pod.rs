@@ -1,14 +1,13 @@
 //! One enrolled pod: its entry in the maps, its listeners, its instance of the socket lookup.
 
+use std::collections::HashMap;
 use std::net::IpAddr;
-use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, RawFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use adit_common::{Addr, AddrKey, Listener, MAX_PODS, Pod, PodFlags, listener_index};
-use aya::Ebpf;
-use aya::programs::SkLookup;
 
-use super::{Maps, OBJECT, SteerError, Steering, loader, sys};
+use super::{Maps, SK_LOOKUP, SteerError, Steering, sys};
 
 /// What steering must know of a pod.
 #[derive(Debug)]
@@ -40,8 +39,8 @@ pub struct PodAttachment {
     slot: u32,
     cookie: u64,
     extra_addresses: Vec<AddrKey>,
-    /// Holds the instance of the socket lookup and its link.
-    _lookup: Option<Ebpf>,
+    /// Holds the instance of the socket lookup.
+    _lookup: Option<OwnedFd>,
 }
 
 impl Steering {
@@ -103,22 +102,19 @@ impl Steering {
         Ok(attachment)
     }
 
-    fn load_lookup(&self, pod: &PodSteering<'_>, slot: u32, flags: PodFlags) -> Result<Ebpf, SteerError> {
-        const NAME: &str = "adit_sk_lookup";
-        let at = |error| SteerError::Program { program: NAME, error };
-        let mut ebpf = loader(&self.maps.bpffs, &self.log)
-            .override_global("ADIT_NETNS", &pod.cookie, true)
-            .override_global("ADIT_SLOT", &slot, true)
-            .override_global("ADIT_FLAGS", &flags.0, true)
-            .load(OBJECT)?;
-        let program: &mut SkLookup = ebpf
-            .program_mut(NAME)
-            .ok_or(SteerError::Missing(NAME))?
-            .try_into()
-            .map_err(at)?;
-        program.load().map_err(at)?;
-        program.attach(pod.netns).map_err(at)?;
-        Ok(ebpf)
+    fn load_lookup(&self, pod: &PodSteering<'_>, slot: u32, flags: PodFlags) -> Result<OwnedFd, SteerError> {
+        let constants: [(&str, &[u8]); 3] = [
+            ("ADIT_NETNS", &pod.cookie.to_ne_bytes()),
+            ("ADIT_SLOT", &slot.to_ne_bytes()),
+            ("ADIT_FLAGS", &flags.0.to_ne_bytes()),
+        ];
+        let mut lookup = self.lookup.lock().unwrap_or_else(PoisonError::into_inner);
+        let program = lookup.instantiate(HashMap::from(constants))?;
+        sys::link(program.as_fd(), pod.netns, SK_LOOKUP.attach).map_err(|error| SteerError::Attach {
+            program: SK_LOOKUP.name,
+            target: "the pod's network namespace",
+            error,
+        })
     }
 }
 

@@ -76,7 +76,8 @@ const HELPERS: [(ProgramType, BpfHelper, &str); 9] = [
     ),
 ];
 
-/// Asks the kernel for each feature; the first one missing is the error.
+/// Asks the kernel for each feature; the first one missing is the error. Asked only after the kernel has refused
+/// something: it takes a while.
 pub(super) fn probe() -> Result<(), SteerError> {
     for (program, name) in PROGRAMS {
         require(name, is_program_supported(program))?;

@@ -1,4 +1,4 @@
-//! The `bpf` and mount system calls that aya 0.14 does not offer.
+//! The `bpf` system calls.
 
 #![expect(unsafe_code, reason = "system calls without a safe wrapper")]
 
@@ -8,18 +8,25 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use aya::Pod;
+use aya_obj::generated::{bpf_attach_type, bpf_insn};
 
-const BPF_MAP_LOOKUP_ELEM: libc::c_int = 1;
+use super::object::ProgramSpec;
+
+const BPF_MAP_CREATE: libc::c_int = 0;
 const BPF_MAP_UPDATE_ELEM: libc::c_int = 2;
 const BPF_MAP_DELETE_ELEM: libc::c_int = 3;
 const BPF_MAP_GET_NEXT_KEY: libc::c_int = 4;
+const BPF_PROG_LOAD: libc::c_int = 5;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_int = 15;
+const BPF_BTF_LOAD: libc::c_int = 18;
 const BPF_MAP_LOOKUP_AND_DELETE_ELEM: libc::c_int = 21;
-const BPF_LINK_GET_FD_BY_ID: libc::c_int = 30;
+const BPF_MAP_FREEZE: libc::c_int = 22;
+const BPF_LINK_CREATE: libc::c_int = 28;
 
-const FSOPEN_CLOEXEC: libc::c_uint = 1;
-const FSMOUNT_CLOEXEC: libc::c_uint = 1;
-const FSCONFIG_CMD_CREATE: libc::c_uint = 6;
+/// The kernel's `BPF_OBJ_NAME_LEN`.
+const NAME_LEN: usize = 16;
+/// Enough for the verifier's words on any of the programs; only made where one is refused.
+const VERIFIER_LOG: usize = 1 << 20;
 
 /// `union bpf_attr` as the commands on map elements read it.
 #[repr(C)]
@@ -39,12 +46,59 @@ struct InfoByFd {
     info: u64,
 }
 
-/// `union bpf_attr` as `BPF_LINK_GET_FD_BY_ID` reads it.
+/// `union bpf_attr` as `BPF_MAP_CREATE` reads it.
 #[repr(C)]
-struct FdById {
-    id: u32,
-    next_id: u32,
-    open_flags: u32,
+#[derive(Default)]
+struct MapCreate {
+    kind: u32,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+    flags: u32,
+    inner_map_fd: u32,
+    numa_node: u32,
+    name: [u8; NAME_LEN],
+    ifindex: u32,
+    btf_fd: u32,
+    btf_key_type_id: u32,
+    btf_value_type_id: u32,
+}
+
+/// `union bpf_attr` as `BPF_PROG_LOAD` reads it.
+#[repr(C)]
+struct ProgramLoad {
+    kind: u32,
+    instruction_count: u32,
+    instructions: u64,
+    licence: u64,
+    log_level: u32,
+    log_size: u32,
+    log: u64,
+    kernel_version: u32,
+    flags: u32,
+    name: [u8; NAME_LEN],
+    ifindex: u32,
+    expected_attach_type: u32,
+}
+
+/// `union bpf_attr` as `BPF_BTF_LOAD` reads it.
+#[repr(C)]
+struct BtfLoad {
+    btf: u64,
+    log: u64,
+    btf_size: u32,
+    log_size: u32,
+    log_level: u32,
+    reserved: u32,
+}
+
+/// `union bpf_attr` as `BPF_LINK_CREATE` reads it.
+#[repr(C)]
+struct LinkCreate {
+    program: u32,
+    target: u32,
+    attach_type: u32,
+    flags: u32,
 }
 
 /// `struct bpf_link_info` up to the members of a link to a cgroup.
@@ -96,19 +150,10 @@ pub(super) fn delete<K: Pod>(map: BorrowedFd<'_>, key: &K) -> io::Result<()> {
 
 /// Takes `key` out of a hash. Minimum kernel 5.14.
 pub(super) fn take<K: Pod, V: Pod>(map: BorrowedFd<'_>, key: &K) -> io::Result<Option<V>> {
-    read(BPF_MAP_LOOKUP_AND_DELETE_ELEM, map, key)
-}
-
-/// Reads the value of `key`.
-pub(super) fn get<K: Pod, V: Pod>(map: BorrowedFd<'_>, key: &K) -> io::Result<Option<V>> {
-    read(BPF_MAP_LOOKUP_ELEM, map, key)
-}
-
-fn read<K: Pod, V: Pod>(command: libc::c_int, map: BorrowedFd<'_>, key: &K) -> io::Result<Option<V>> {
     let mut value = MaybeUninit::<V>::uninit();
     let mut attr = element(map, key, value.as_mut_ptr(), 0);
     // SAFETY: on success the kernel has written a whole value, and any bits are a valid `V`.
-    Ok(absent_is_none(bpf(command, &mut attr))?.map(|_| unsafe { value.assume_init() }))
+    Ok(absent_is_none(bpf(BPF_MAP_LOOKUP_AND_DELETE_ELEM, &mut attr))?.map(|_| unsafe { value.assume_init() }))
 }
 
 /// The key after `key`, or the first.
@@ -116,7 +161,7 @@ pub(super) fn next_key<K: Pod>(map: BorrowedFd<'_>, key: Option<&K>) -> io::Resu
     let mut next = MaybeUninit::<K>::uninit();
     let key = key.map_or(std::ptr::null(), std::ptr::from_ref);
     let mut attr = element(map, key, next.as_mut_ptr(), 0);
-    // SAFETY: as in `read`.
+    // SAFETY: as in `take`.
     Ok(absent_is_none(bpf(BPF_MAP_GET_NEXT_KEY, &mut attr))?.map(|_| unsafe { next.assume_init() }))
 }
 
@@ -128,16 +173,123 @@ fn absent_is_none(result: io::Result<RawFd>) -> io::Result<Option<RawFd>> {
     }
 }
 
-/// The id of the cgroup that a link is attached to. Minimum kernel 5.8.
-pub(super) fn link_cgroup_id(link_id: u32) -> io::Result<u64> {
-    let mut attr = FdById {
-        id: link_id,
-        next_id: 0,
-        open_flags: 0,
+/// A map to be made.
+pub(super) struct MapSpec<'a> {
+    pub(super) name: &'a str,
+    pub(super) kind: u32,
+    pub(super) key_size: u32,
+    pub(super) value_size: u32,
+    pub(super) max_entries: u32,
+    pub(super) flags: u32,
+    /// The BTF, and in it the ids of the key's and the value's type.
+    pub(super) types: Option<(BorrowedFd<'a>, u32, u32)>,
+}
+
+/// Makes a map.
+pub(super) fn create_map(spec: &MapSpec<'_>) -> io::Result<OwnedFd> {
+    let mut attr = MapCreate {
+        kind: spec.kind,
+        key_size: spec.key_size,
+        value_size: spec.value_size,
+        max_entries: spec.max_entries,
+        flags: spec.flags,
+        name: object_name(spec.name),
+        ..MapCreate::default()
     };
-    let link = bpf(BPF_LINK_GET_FD_BY_ID, &mut attr)?;
-    // SAFETY: a descriptor that the kernel has just made for us.
-    let link = unsafe { OwnedFd::from_raw_fd(link) };
+    if let Some((btf, key, value)) = spec.types {
+        attr.btf_fd = btf.as_raw_fd() as u32;
+        attr.btf_key_type_id = key;
+        attr.btf_value_type_id = value;
+    }
+    made(bpf(BPF_MAP_CREATE, &mut attr))
+}
+
+/// Sets the value of `key` of a map whose keys are of 4 bytes; `value` is as long as the map's values.
+pub(super) fn update_bytes(map: BorrowedFd<'_>, key: u32, value: &[u8]) -> io::Result<()> {
+    let mut attr = element(map, &raw const key, value.as_ptr().cast_mut(), 0);
+    bpf(BPF_MAP_UPDATE_ELEM, &mut attr).map(drop)
+}
+
+/// Makes a map's contents final, and thereby constants to the verifier.
+pub(super) fn freeze(map: BorrowedFd<'_>) -> io::Result<()> {
+    bpf(BPF_MAP_FREEZE, &mut (map.as_raw_fd() as u32)).map(drop)
+}
+
+/// Loads type information.
+pub(super) fn load_btf(btf: &[u8]) -> io::Result<OwnedFd> {
+    let mut attr = BtfLoad {
+        btf: btf.as_ptr().addr() as u64,
+        log: 0,
+        btf_size: btf.len() as u32,
+        log_size: 0,
+        log_level: 0,
+        reserved: 0,
+    };
+    made(bpf(BPF_BTF_LOAD, &mut attr))
+}
+
+/// Why the kernel refused a program.
+pub(super) struct Refused {
+    pub(super) error: io::Error,
+    /// The verifier's words.
+    pub(super) log: String,
+}
+
+/// Loads a program.
+pub(super) fn load_program(
+    program: ProgramSpec,
+    instructions: &[bpf_insn],
+    licence: &CStr,
+) -> Result<OwnedFd, Refused> {
+    let mut attr = ProgramLoad {
+        kind: program.kind as u32,
+        instruction_count: instructions.len() as u32,
+        instructions: instructions.as_ptr().addr() as u64,
+        licence: licence.as_ptr().addr() as u64,
+        log_level: 0,
+        log_size: 0,
+        log: 0,
+        kernel_version: 0,
+        flags: 0,
+        name: object_name(program.name),
+        ifindex: 0,
+        expected_attach_type: program.attach as u32,
+    };
+    let error = match made(bpf(BPF_PROG_LOAD, &mut attr)) {
+        Ok(program) => return Ok(program),
+        Err(error) => error,
+    };
+    // Once more, to hear why.
+    let mut log = vec![0_u8; VERIFIER_LOG];
+    attr.log_level = 1;
+    attr.log_size = log.len() as u32;
+    attr.log = log.as_mut_ptr().addr() as u64;
+    match made(bpf(BPF_PROG_LOAD, &mut attr)) {
+        // The first refusal was of a passing kind.
+        Ok(program) => Ok(program),
+        Err(_) => {
+            let text = CStr::from_bytes_until_nul(&log).unwrap_or_default();
+            Err(Refused {
+                error,
+                log: text.to_string_lossy().into_owned(),
+            })
+        }
+    }
+}
+
+/// Attaches a program; closing the link detaches it. Minimum kernel 5.9.
+pub(super) fn link(program: BorrowedFd<'_>, target: BorrowedFd<'_>, attach: bpf_attach_type) -> io::Result<OwnedFd> {
+    let mut attr = LinkCreate {
+        program: program.as_raw_fd() as u32,
+        target: target.as_raw_fd() as u32,
+        attach_type: attach as u32,
+        flags: 0,
+    };
+    made(bpf(BPF_LINK_CREATE, &mut attr))
+}
+
+/// The id of the cgroup that a link is attached to, and that of its program. Minimum kernel 5.8.
+pub(super) fn cgroup_link(link: BorrowedFd<'_>) -> io::Result<(u64, u32)> {
     let mut info = CgroupLinkInfo::default();
     let mut attr = InfoByFd {
         fd: link.as_raw_fd() as u32,
@@ -145,37 +297,20 @@ pub(super) fn link_cgroup_id(link_id: u32) -> io::Result<u64> {
         info: std::ptr::from_mut(&mut info).addr() as u64,
     };
     bpf(BPF_OBJ_GET_INFO_BY_FD, &mut attr)?;
-    Ok(info.cgroup_id)
+    Ok((info.cgroup_id, info.program_id))
 }
 
-/// A bpf file system that is mounted nowhere: it lives as long as the descriptor, and so do pins in it.
-/// Minimum kernel 5.2.
-pub(super) fn private_bpffs() -> io::Result<OwnedFd> {
-    const NAME: &CStr = c"bpf";
-    let owned = |fd: libc::c_long| {
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: a descriptor that the kernel has just made for us.
-        Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
-    };
-    // SAFETY: a system call whose arguments live through it.
-    let context = owned(unsafe { libc::syscall(libc::SYS_fsopen, NAME.as_ptr(), FSOPEN_CLOEXEC) })?;
-    let null = std::ptr::null::<libc::c_char>();
-    // SAFETY: as above; this command takes no key and no value.
-    let created = unsafe {
-        libc::syscall(
-            libc::SYS_fsconfig,
-            context.as_raw_fd(),
-            FSCONFIG_CMD_CREATE,
-            null,
-            null,
-            0,
-        )
-    };
-    if created < 0 {
-        return Err(io::Error::last_os_error());
+/// A name as the kernel takes it: cut to its length.
+fn object_name(name: &str) -> [u8; NAME_LEN] {
+    let mut field = [0; NAME_LEN];
+    // The kernel takes letters, digits, dots and underscores, and wants a zero at the end.
+    for (to, from) in field[..NAME_LEN - 1].iter_mut().zip(name.bytes()) {
+        *to = from;
     }
-    // SAFETY: as above.
-    owned(unsafe { libc::syscall(libc::SYS_fsmount, context.as_raw_fd(), FSMOUNT_CLOEXEC, 0) })
+    field
+}
+
+fn made(result: io::Result<RawFd>) -> io::Result<OwnedFd> {
+    // SAFETY: a descriptor that the kernel has just made for us, and closes on exec.
+    result.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) })
 }

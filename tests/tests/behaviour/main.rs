@@ -14,6 +14,7 @@ mod hairpin;
 mod half_close;
 mod identity;
 mod impersonation;
+mod many_pods;
 mod outside_mesh;
 mod own_ports;
 mod paths;

@@ -29,6 +29,10 @@ const NEEDS: &[Need] = &[
         package: "curl",
     },
     Need {
+        probe: "openssl",
+        package: "openssl",
+    },
+    Need {
         probe: "nginx",
         package: "nginx-light",
     },
