@@ -6,5 +6,6 @@
 pub mod bed;
 pub mod bench;
 pub mod ca_call;
+pub mod demo;
 pub mod net;
 mod sys;

@@ -4,7 +4,36 @@ use std::{env, os::unix::process::CommandExt as _, process::ExitCode};
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::{build, context::Context, process::command};
+use crate::{
+    build,
+    context::Context,
+    packages::{self, Need},
+    process::command,
+};
+
+/// Makes namespaces and links.
+const IP: Need = Need {
+    probe: "ip",
+    package: "iproute2",
+};
+
+/// What the demo calls the certificate authority with.
+const CA_CALLER: [Need; 2] = [
+    Need {
+        probe: "curl",
+        package: "curl",
+    },
+    Need {
+        probe: "openssl",
+        package: "openssl",
+    },
+];
+
+/// The demo's web server; without it, the demo has a small one of its own.
+const WEB_SERVER: Need = Need {
+    probe: "nginx",
+    package: "nginx-light",
+};
 
 /// Arguments for the program itself.
 #[derive(clap::Args)]
@@ -16,6 +45,16 @@ pub(crate) struct Passthrough {
 
 /// Builds everything and becomes the program `name`.
 pub(crate) fn run(context: &Context, name: &str, passthrough: &Passthrough) -> Result<ExitCode> {
+    if name == "adit-demo" {
+        let mut needs = vec![IP];
+        needs.extend(CA_CALLER);
+        if packages::can_install() {
+            needs.push(WEB_SERVER);
+        }
+        packages::ensure(context, "the demo", &needs)?;
+    } else {
+        packages::ensure(context, "the bench", &[IP])?;
+    }
     build::everything(context)?;
     let mut program = command(context, context.release(name));
     if !context.release(name).is_file() {

@@ -38,7 +38,7 @@ const OPENERS: usize = 8;
 const STUCK: Duration = Duration::from_secs(5);
 
 /// Serves all kinds of load on every IPv4 address of the pod until it is killed.
-pub(super) fn serve(stage: &Stage) -> anyhow::Result<()> {
+pub(crate) fn serve(stage: &Stage) -> anyhow::Result<()> {
     raise_open_files()?;
     let [bulk, ping, connect, hold] = [BULK, PING, CONNECT, HOLD].map(|port| listen(("0.0.0.0", port)));
     let (bulk, ping, connect, hold) = (bulk?, ping?, Arc::new(connect?), Arc::new(hold?));
@@ -110,19 +110,19 @@ fn keep(mut stream: TcpStream, kept: &Mutex<Vec<TcpStream>>) {
 
 /// What a bulk transfer moved.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub(super) struct Bulk {
-    pub(super) bytes: u64,
-    pub(super) seconds: f64,
+pub(crate) struct Bulk {
+    pub(crate) bytes: u64,
+    pub(crate) seconds: f64,
 }
 
 impl Bulk {
-    pub(super) fn gbit_per_second(&self) -> f64 {
+    pub(crate) fn gbit_per_second(&self) -> f64 {
         self.bytes as f64 * 8.0 / 1e9 / self.seconds
     }
 }
 
 /// Writes on `streams` connections for so long; the time ends when the server has said that it has read all.
-pub(super) fn bulk(server: IpAddr, streams: usize, time: Duration) -> anyhow::Result<Bulk> {
+pub(crate) fn bulk(server: IpAddr, streams: usize, time: Duration) -> anyhow::Result<Bulk> {
     let barrier = Barrier::new(streams);
     let results = on_threads(streams, |_| {
         let opened = open(server, BULK).and_then(|mut stream| {
@@ -160,13 +160,13 @@ fn push(mut stream: TcpStream, begin: Instant, time: Duration) -> anyhow::Result
 
 /// How pings went.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub(super) struct Pings {
-    pub(super) per_second: f64,
-    pub(super) p50_us: f64,
+pub(crate) struct Pings {
+    pub(crate) per_second: f64,
+    pub(crate) p50_us: f64,
 }
 
 /// Sends a message and waits for the answer, over and over, on each of `connections` at once.
-pub(super) fn ping(server: IpAddr, connections: usize, time: Duration) -> anyhow::Result<Pings> {
+pub(crate) fn ping(server: IpAddr, connections: usize, time: Duration) -> anyhow::Result<Pings> {
     let barrier = Barrier::new(connections);
     let results = on_threads(connections, |_| {
         let opened = open(server, PING).and_then(|mut stream| {
@@ -199,7 +199,7 @@ pub(super) fn ping(server: IpAddr, connections: usize, time: Duration) -> anyhow
 }
 
 /// Pings on one connection while a bulk stream of the same pods runs on another.
-pub(super) fn ping_beside_bulk(server: IpAddr, time: Duration) -> anyhow::Result<Pings> {
+pub(crate) fn ping_beside_bulk(server: IpAddr, time: Duration) -> anyhow::Result<Pings> {
     const LEAD: Duration = Duration::from_millis(100);
     thread::scope(|scope| {
         let stream = scope.spawn(|| bulk(server, 1, time + 3 * LEAD));
@@ -220,14 +220,14 @@ fn exchange(stream: &mut TcpStream) -> anyhow::Result<()> {
 
 /// How connecting over and over went.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Connects {
-    pub(super) per_second: f64,
-    pub(super) errors: u64,
-    pub(super) error: Option<String>,
+pub(crate) struct Connects {
+    pub(crate) per_second: f64,
+    pub(crate) errors: u64,
+    pub(crate) error: Option<String>,
 }
 
 /// Connects, sends a byte, reads a byte and closes, over and over, on each of `threads` at once.
-pub(super) fn connects(server: IpAddr, threads: usize, time: Duration) -> anyhow::Result<Connects> {
+pub(crate) fn connects(server: IpAddr, threads: usize, time: Duration) -> anyhow::Result<Connects> {
     let begin = Instant::now();
     let results = on_threads(threads, |_| {
         let (mut done, mut errors, mut first) = (0_u64, 0_u64, None);
@@ -257,7 +257,7 @@ pub(super) fn connects(server: IpAddr, threads: usize, time: Duration) -> anyhow
 }
 
 /// The time in milliseconds from `connect` to the answer to one byte.
-pub(super) fn first_answer(server: IpAddr) -> anyhow::Result<f64> {
+pub(crate) fn first_answer(server: IpAddr) -> anyhow::Result<f64> {
     let begin = Instant::now();
     connect_once(server)?;
     Ok(begin.elapsed().as_secs_f64() * 1e3)
@@ -272,7 +272,7 @@ fn connect_once(server: IpAddr) -> anyhow::Result<()> {
 }
 
 /// Opens `count` connections, moves a few bytes on each and keeps them until the bench lets it proceed.
-pub(super) fn hold(stage: &Stage, server: IpAddr, count: usize) -> anyhow::Result<()> {
+pub(crate) fn hold(stage: &Stage, server: IpAddr, count: usize) -> anyhow::Result<()> {
     raise_open_files()?;
     let streams = on_threads(OPENERS, |index| {
         let share = count / OPENERS + usize::from(index < count % OPENERS);

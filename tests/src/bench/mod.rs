@@ -1,6 +1,6 @@
 //! The bench: plain TCP and Adit interleaved in one run over the same bed. `docs/performance.md` tells the method.
 
-mod load;
+pub(crate) mod load;
 mod memory;
 mod report;
 mod start;
@@ -34,7 +34,7 @@ struct Options {
     /// More arguments for every `adit node`, separated by spaces
     #[arg(long, value_name = "ARGUMENTS", default_value = "", allow_hyphen_values = true)]
     node_args: String,
-    /// How many rounds of each row, instead of 5 (quick) or 9
+    /// How many rounds of each row, instead of 7 (quick) or 9
     #[arg(long, value_name = "COUNT")]
     rounds: Option<usize>,
 }
@@ -61,6 +61,9 @@ const NAMES: &[&str] = &[
     "rss_after_load_ratio",
 ];
 
+/// Beyond this share of the CPUs' time, something else runs beside the bench.
+const BUSY: f64 = 0.15;
+
 /// Runs the bench as the command line says.
 pub fn main() -> ExitCode {
     let options = Options::parse();
@@ -81,8 +84,8 @@ fn run(options: &Options) -> anyhow::Result<()> {
     let begin = Instant::now();
     let mut bench = Bench {
         only: options.only.clone(),
-        rounds: options.rounds.unwrap_or(if options.quick { 5 } else { 9 }).max(1),
-        time: Duration::from_millis(if options.quick { 500 } else { 1500 }),
+        rounds: options.rounds.unwrap_or(if options.quick { 7 } else { 9 }).max(1),
+        time: Duration::from_millis(if options.quick { 600 } else { 1500 }),
         node_arguments: options.node_args.split_whitespace().map(str::to_owned).collect(),
         rows: Vec::new(),
         notes: Vec::new(),
@@ -92,6 +95,12 @@ fn run(options: &Options) -> anyhow::Result<()> {
         bench.rounds,
         bench.time.as_millis()
     );
+    if let Some(share) = busy_share(Duration::from_millis(300)).filter(|share| *share > BUSY) {
+        bench.note(format!(
+            "the machine was {:.0} % busy with other work at the start: the figures are disturbed",
+            share * 100.0
+        ));
+    }
     println!("{}", report::head());
     let outcome = bench.measure();
     for note in &bench.notes {
@@ -111,6 +120,25 @@ fn run(options: &Options) -> anyhow::Result<()> {
         .collect();
     ensure!(missing.is_empty(), "no round succeeded of: {}", missing.join(", "));
     Ok(())
+}
+
+/// The share of all CPUs' time that is used while this process waits.
+fn busy_share(wait: Duration) -> Option<f64> {
+    let before = cpu_times()?;
+    std::thread::sleep(wait);
+    let after = cpu_times()?;
+    let [idle, total] = [after[0] - before[0], after[1] - before[1]];
+    (total > 0.0).then(|| 1.0 - idle / total)
+}
+
+/// Idle and all time of all CPUs, in ticks.
+fn cpu_times() -> Option<[f64; 2]> {
+    let text = std::fs::read_to_string("/proc/stat").ok()?;
+    let fields = text.lines().next()?.strip_prefix("cpu ")?.split_whitespace();
+    // user nice system idle iowait irq softirq steal; what follows is counted in them already.
+    let ticks: Vec<f64> = fields.take(8).filter_map(|field| field.parse().ok()).collect();
+    let idle = ticks.get(3)? + ticks.get(4)?;
+    Some([idle, ticks.iter().sum()])
 }
 
 /// A run of the bench.
