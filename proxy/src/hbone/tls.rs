@@ -52,7 +52,10 @@ pub(super) struct ReadAhead {
 
 impl ReadAhead {
     fn new(tcp: TcpStream) -> Self {
-        Self { tcp, piece: BytesMut::new() }
+        Self {
+            tcp,
+            piece: BytesMut::new(),
+        }
     }
 }
 

@@ -213,7 +213,11 @@ pub fn read_available(tcp: &TcpStream, buffer: &mut BytesMut) -> io::Result<usiz
         let len = SockRef::from(tcp).recv(room)?;
         read = Some(len);
         // By this error tokio notes that the socket has no more.
-        if len > 0 && len < size { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
+        if len > 0 && len < size {
+            Err(io::ErrorKind::WouldBlock.into())
+        } else {
+            Ok(())
+        }
     });
     match read {
         Some(len) => {

@@ -43,7 +43,13 @@ impl AppStream {
 
     /// The two directions.
     pub fn split(&self) -> (TcpReader<'_>, TcpWriter<'_>) {
-        (TcpReader { tcp: &self.tcp }, TcpWriter { tcp: &self.tcp, broken: None })
+        (
+            TcpReader { tcp: &self.tcp },
+            TcpWriter {
+                tcp: &self.tcp,
+                broken: None,
+            },
+        )
     }
 
     /// Lets the connection close in order where both directions have ended.
@@ -122,7 +128,10 @@ impl Write for TcpWriter<'_> {
     fn poll_broken(&mut self, cx: &mut Context<'_>) -> Poll<Fault> {
         let tcp = self.tcp;
         // A box, as few connections ever come here.
-        self.broken.get_or_insert_with(|| Box::pin(broken(tcp))).as_mut().poll(cx)
+        self.broken
+            .get_or_insert_with(|| Box::pin(broken(tcp)))
+            .as_mut()
+            .poll(cx)
     }
 
     fn abort(&mut self) {

@@ -154,12 +154,7 @@ impl Maps {
 }
 
 /// Loads a cgroup program and attaches it. Gives the link and the program's id.
-fn attach(
-    object: &Object,
-    program: ProgramSpec,
-    cgroup: &File,
-    intended: u64,
-) -> Result<(OwnedFd, u32), SteerError> {
+fn attach(object: &Object, program: ProgramSpec, cgroup: &File, intended: u64) -> Result<(OwnedFd, u32), SteerError> {
     let loaded = object.load(program)?;
     let failed = |error| SteerError::Attach {
         program: program.name,

@@ -161,7 +161,8 @@ fn create(name: &str, map: &Map, btf: Option<BorrowedFd<'_>>) -> Result<OwnedFd,
     let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten();
     let max_entries = if kind == bpf_map_type::BPF_MAP_TYPE_RINGBUF as u32 {
         // Whole pages, whose size the object cannot know.
-        map.max_entries().max(page.and_then(|page| page.try_into().ok()).unwrap_or(4096))
+        map.max_entries()
+            .max(page.and_then(|page| page.try_into().ok()).unwrap_or(4096))
     } else {
         map.max_entries()
     };
