@@ -6,7 +6,7 @@ use core::mem;
 use core::ptr;
 
 use adit_common::{
-    Addr, AddrKey, ConnectFacts, ConnectVerdict, Flow, HostPort, MAX_CANDIDATES, Pod, PodFlags, Refusal,
+    Addr, AddrKey, COMMAND_LEN, ConnectFacts, ConnectVerdict, Flow, HostPort, MAX_CANDIDATES, Pod, PodFlags, Refusal,
     RewrittenPorts, connect, destination_hash,
 };
 use aya_ebpf::EbpfContext as _;
@@ -15,15 +15,15 @@ use aya_ebpf::bindings::{
     bpf_sock_tuple__bindgen_ty_1__bindgen_ty_2,
 };
 use aya_ebpf::helpers::generated::{
-    bpf_get_current_cgroup_id, bpf_get_netns_cookie, bpf_sk_release, bpf_skc_lookup_tcp,
+    bpf_get_current_cgroup_id, bpf_get_current_comm, bpf_get_netns_cookie, bpf_sk_release, bpf_skc_lookup_tcp,
 };
-use aya_ebpf::helpers::{bpf_get_current_comm, bpf_get_current_pid_tgid};
+use aya_ebpf::helpers::bpf_get_current_pid_tgid;
 use aya_ebpf::macros::cgroup_sock_addr;
 use aya_ebpf::programs::SockAddrContext;
 use aya_log_ebpf::info;
 
 use crate::context::{read_addr, write_addr};
-use crate::maps::{ADDRS, PODS, clear_socket_flow, set_socket_flow};
+use crate::maps::{ADDRS, PODS, clear_socket_flow, new_socket_flow};
 
 /// The hook's answers.
 const ALLOW: i32 = 1;
@@ -92,28 +92,23 @@ fn steer<const ONLY_V4: bool>(
             ALLOW
         }
         ConnectVerdict::Capture(to) => {
-            let flow = Flow {
-                addr,
-                port,
-                reserved: 0,
-                pid: (bpf_get_current_pid_tgid() >> 32) as u32,
-                cgroup,
-                command: bpf_get_current_comm().unwrap_or_default(),
-            };
             let hash = destination_hash(pod.seed, &addr, port);
+            // SAFETY: plain integers, for which zero is valid. One for both families: the stack has little room.
+            let mut tuple: bpf_sock_tuple = unsafe { mem::zeroed() };
             // A family each, known to the verifier: see `free_port`.
             let rewritten = if ONLY_V4 || to.is_v4() {
-                free_port::<true>(ctx, pod, &to, hash)
+                free_port::<true>(ctx, pod, &mut tuple, &to, hash)
             } else {
-                free_port::<false>(ctx, pod, &to, hash)
+                free_port::<false>(ctx, pod, &mut tuple, &to, hash)
             };
             let Some(rewritten) = rewritten else {
                 return refuse(ctx, log, netns, addr, port, Refusal::NoPort);
             };
             // SAFETY: the context's socket.
-            if !unsafe { set_socket_flow(sk, &flow) } {
+            let Some(flow) = (unsafe { new_socket_flow(sk) }) else {
                 return refuse(ctx, log, netns, addr, port, Refusal::NoMemory);
-            }
+            };
+            describe(flow, addr, port, cgroup);
             rewrite(address, to);
             address.user_port = rewritten.to_be16().into();
             if log {
@@ -130,6 +125,21 @@ fn steer<const ONLY_V4: bool>(
             ALLOW
         }
         ConnectVerdict::Refuse(reason) => refuse(ctx, log, netns, addr, port, reason),
+    }
+}
+
+/// Fills in the destination and its author. In place: the stack has little room.
+#[inline(always)]
+fn describe(flow: &mut Flow, addr: Addr, port: HostPort, cgroup: u64) {
+    flow.addr = addr;
+    flow.port = port;
+    flow.reserved = 0;
+    flow.pid = (bpf_get_current_pid_tgid() >> 32) as u32;
+    flow.cgroup = cgroup;
+    // SAFETY: the helper writes at most so many bytes, and ends the name with a zero byte.
+    let failed = unsafe { bpf_get_current_comm(flow.command.as_mut_ptr().cast(), COMMAND_LEN as u32) } != 0;
+    if failed {
+        flow.command = [0; COMMAND_LEN];
     }
 }
 
@@ -156,10 +166,14 @@ fn refuse(ctx: &SockAddrContext, log: bool, netns: u64, addr: Addr, port: HostPo
 /// What is the same for all candidates is decided before the search: the verifier follows each way through the search
 /// on its own, and a branch within it that always goes the same way would double their number with every candidate.
 #[inline(always)]
-fn free_port<const V4: bool>(ctx: &SockAddrContext, pod: &Pod, to: &Addr, hash: u32) -> Option<HostPort> {
+fn free_port<const V4: bool>(
+    ctx: &SockAddrContext,
+    pod: &Pod,
+    tuple: &mut bpf_sock_tuple,
+    to: &Addr,
+    hash: u32,
+) -> Option<HostPort> {
     let ports = RewrittenPorts::outside(pod.local_ports);
-    // SAFETY: plain integers, for which zero is valid.
-    let mut tuple: bpf_sock_tuple = unsafe { mem::zeroed() };
     if V4 {
         let word = to.v4_word();
         tuple.__bindgen_anon_1.ipv4.saddr = word;
@@ -171,9 +185,9 @@ fn free_port<const V4: bool>(ctx: &SockAddrContext, pod: &Pod, to: &Addr, hash: 
     // SAFETY: the context's socket; the verifier checks the access.
     let source_port = unsafe { (*(*ctx.sock_addr).__bindgen_anon_1.sk).src_port } as u16;
     if source_port == 0 {
-        first_free::<V4, false>(ctx, &ports, &mut tuple, hash, HostPort(0))
+        first_free::<V4, false>(ctx, &ports, tuple, hash, HostPort(0))
     } else {
-        first_free::<V4, true>(ctx, &ports, &mut tuple, hash, HostPort(source_port))
+        first_free::<V4, true>(ctx, &ports, tuple, hash, HostPort(source_port))
     }
 }
 
