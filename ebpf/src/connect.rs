@@ -14,10 +14,10 @@ use aya_ebpf::bindings::{
     BPF_F_CURRENT_NETNS, bpf_sock_addr, bpf_sock_tuple, bpf_sock_tuple__bindgen_ty_1__bindgen_ty_1,
     bpf_sock_tuple__bindgen_ty_1__bindgen_ty_2,
 };
+use aya_ebpf::helpers::bpf_get_current_pid_tgid;
 use aya_ebpf::helpers::generated::{
     bpf_get_current_cgroup_id, bpf_get_current_comm, bpf_get_netns_cookie, bpf_sk_release, bpf_skc_lookup_tcp,
 };
-use aya_ebpf::helpers::bpf_get_current_pid_tgid;
 use aya_ebpf::macros::cgroup_sock_addr;
 use aya_ebpf::programs::SockAddrContext;
 use aya_log_ebpf::info;

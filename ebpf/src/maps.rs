@@ -69,6 +69,29 @@ pub unsafe fn new_socket_flow<'a>(sk: *mut bpf_sock) -> Option<&'a mut Flow> {
     }
 }
 
+/// Stores `flow` with the socket, over what was there, unless the kernel has no memory for it.
+///
+/// # Safety
+///
+/// As for [`socket_flow`].
+#[inline(always)]
+pub unsafe fn set_socket_flow(sk: *mut bpf_sock, flow: &Flow) {
+    // SAFETY: the caller's promise; the kernel returns null or a value of the map's type, which stays valid for the
+    // program's run.
+    unsafe {
+        let stored = bpf_sk_storage_get(
+            map_ptr(),
+            sk.cast(),
+            ptr::null_mut(),
+            BPF_SK_STORAGE_GET_F_CREATE.into(),
+        )
+        .cast::<Flow>();
+        if !stored.is_null() {
+            *stored = *flow;
+        }
+    }
+}
+
 /// Forgets what is stored with the socket.
 ///
 /// # Safety

@@ -13,7 +13,7 @@ use aya_ebpf::macros::sock_ops;
 use aya_ebpf::programs::SockOpsContext;
 
 use crate::context::read_addr;
-use crate::maps::{CLIENTS, FLOWS, new_socket_flow, socket_flow};
+use crate::maps::{CLIENTS, FLOWS, set_socket_flow, socket_flow};
 
 const AF_INET: u32 = 2;
 const TCP_SYN_SENT: u32 = 2;
@@ -54,9 +54,7 @@ fn adopt_client(ctx: &SockOpsContext) {
     };
     if let Some(sk) = socket(ctx) {
         // SAFETY: the context's socket. Without memory the application sees the proxy's own address.
-        if let Some(stored) = unsafe { new_socket_flow(sk) } {
-            *stored = *flow;
-        }
+        unsafe { set_socket_flow(sk, flow) };
     }
     let _ = CLIENTS.remove(key);
 }
