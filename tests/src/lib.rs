@@ -4,6 +4,7 @@
 //! A test reads as a story: lay out a [`bed`], run code in its pods, assert what both ends saw.
 
 pub mod bed;
+pub mod bench;
 pub mod ca_call;
 pub mod net;
 mod sys;

@@ -5,9 +5,11 @@
 )]
 
 mod process;
+mod signal;
 mod socket;
 mod uring;
 
 pub(crate) use process::{Place, fork_into, wait_readable, wait_writable};
+pub(crate) use signal::{check_interrupt, note_interrupts};
 pub(crate) use socket::{bind_address_no_port, fastopen_connect, kernel_drops, packet_socket};
 pub(crate) use uring::uring_connect;

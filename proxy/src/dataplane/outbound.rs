@@ -1,7 +1,7 @@
 //! From a pod of this node: original destination, service or workload, endpoint, path.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
@@ -167,7 +167,7 @@ async fn attempt(
     }
     match (in_mesh, local) {
         // To a peer outside the mesh.
-        (None, _) => connected(worker, addr, dial(pod.netns(), addr), track)
+        (None, _) => connected(worker, addr, dial(pod.netns(), bound_to(pod, client), addr), track)
             .await
             .map(Next::Tcp),
         (Some(workload), None) => tunnel(worker, pod, client, workload, addr, track)
@@ -179,6 +179,17 @@ async fn attempt(
                 .map(Next::Tcp)
         }
     }
+}
+
+/// The address to dial from: the client's, where the kernel could choose another.
+fn bound_to(pod: &LocalPod, client: SocketAddr) -> Option<IpAddr> {
+    let alike = pod
+        .workload()
+        .addresses
+        .iter()
+        .filter(|ip| ip.is_ipv4() == client.is_ipv4())
+        .count();
+    (alike > 1).then(|| client.ip())
 }
 
 /// To a pod of this node: the destination's policy, with the source's identity, decides here; nothing leaves the node.
@@ -260,6 +271,7 @@ async fn tunnel(
     let key = PoolKey {
         source: pod.identity().clone(),
         source_uid: Arc::clone(pod.uid()),
+        source_ip: client.ip(),
         destination: workload.identity.clone(),
         destination_uid: Arc::clone(&workload.uid),
         addr: peer,
@@ -282,10 +294,13 @@ async fn tunnel(
         let certificate = Arc::clone(&certificate);
         async move {
             let plane = &worker.plane;
-            let tcp = timeout(plane.settings.connect_timeout, dial(pod.netns(), peer))
-                .await
-                .map_err(|_| HboneError::ConnectTimeout)?
-                .map_err(|error| HboneError::Connect(error.to_string()))?;
+            let tcp = timeout(
+                plane.settings.connect_timeout,
+                dial(pod.netns(), bound_to(&pod, client), peer),
+            )
+            .await
+            .map_err(|_| HboneError::ConnectTimeout)?
+            .map_err(|error| HboneError::Connect(error.to_string()))?;
             let start = Instant::now();
             let config = certificate.client_config(&destination);
             let serial = Arc::clone(certificate.serial());

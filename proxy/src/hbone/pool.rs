@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::future::Future;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -23,8 +23,10 @@ const STALE_RETRIES: u32 = 3;
 pub struct PoolKey {
     /// The identity that the tunnel's client shows.
     pub source: SpiffeId,
-    /// The pod in whose namespace the tunnel is dialled: its address is what the peer sees.
+    /// The pod in whose namespace the tunnel is dialled.
     pub source_uid: Arc<str>,
+    /// The pod's address that it is dialled from, which is what the peer sees.
+    pub source_ip: IpAddr,
     /// The identity that the tunnel's server must show.
     pub destination: SpiffeId,
     /// The workload that the tunnel leads to. A pod that comes again has another, so that no stream for it meets a

@@ -113,10 +113,20 @@ pub fn configure(socket: &Socket) -> io::Result<()> {
     socket.set_tcp_keepalive(&keepalive)
 }
 
-/// Connects from within the namespace. Cancelling closes the socket.
-pub async fn dial(netns: &Netns, to: SocketAddr) -> io::Result<TcpStream> {
+/// Connects from within the namespace, and from that address of the pod's, where one is told. Cancelling closes the
+/// socket.
+pub async fn dial(netns: &Netns, from: Option<IpAddr>, to: SocketAddr) -> io::Result<TcpStream> {
     let socket = socket_in(netns, to)?;
+    if let Some(from) = from {
+        set_bind_address_no_port(&socket)?;
+        socket.bind(&SocketAddr::new(from, 0).into())?;
+    }
     connect(socket, to).await
+}
+
+/// Leaves the choice of the port to connect, which knows the other end and so has more to choose from.
+fn set_bind_address_no_port(socket: &Socket) -> io::Result<()> {
+    nix::sys::socket::setsockopt(socket, nix::sys::socket::sockopt::IpBindAddressNoPort, &true).map_err(io::Error::from)
 }
 
 /// Connects to an application in the namespace on behalf of `client`, which is whom the application will see.

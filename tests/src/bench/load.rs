@@ -1,0 +1,317 @@
+//! The load: a server and clients, small and alike for plain TCP and Adit. They run in pods.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Barrier, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use serde::{Deserialize, Serialize};
+use socket2::SockRef;
+
+use crate::bed::Stage;
+use crate::net::{listen, raise_open_files};
+
+/// Swallows what comes and says how much it was.
+const BULK: u16 = 5201;
+/// Sends back what comes.
+const PING: u16 = 5202;
+/// Answers one byte and waits for the client's end.
+const CONNECT: u16 = 5203;
+/// Answers a few bytes and keeps the connection until it is told to drop all.
+const HOLD: u16 = 5204;
+
+/// What a bulk stream writes and reads at once.
+const BLOCK: usize = 128 << 10;
+/// A ping and its answer.
+const MESSAGE: usize = 64;
+/// Bytes each way on a connection that is then idle.
+const GREETING: usize = 8;
+/// As a greeting: close all connections that are kept.
+const DROP_ALL: [u8; GREETING] = *b"drop all";
+/// More than the clients that connect at once.
+const ACCEPTORS: usize = 24;
+/// Threads that open connections to keep.
+const OPENERS: usize = 8;
+/// A stuck call is an error, not a slow one.
+const STUCK: Duration = Duration::from_secs(5);
+
+/// Serves all kinds of load on every IPv4 address of the pod until it is killed.
+pub(super) fn serve(stage: &Stage) -> anyhow::Result<()> {
+    raise_open_files()?;
+    let [bulk, ping, connect, hold] = [BULK, PING, CONNECT, HOLD].map(|port| listen(("0.0.0.0", port)));
+    let (bulk, ping, connect, hold) = (bulk?, ping?, Arc::new(connect?), Arc::new(hold?));
+    thread::spawn(move || thread_each(&bulk, swallow));
+    thread::spawn(move || thread_each(&ping, echo));
+    for _ in 0..ACCEPTORS {
+        let connect = connect.clone();
+        thread::spawn(move || connect.incoming().flatten().for_each(answer_one));
+    }
+    let kept = Arc::new(Mutex::new(Vec::new()));
+    for _ in 0..OPENERS {
+        let (hold, kept) = (hold.clone(), kept.clone());
+        thread::spawn(move || hold.incoming().flatten().for_each(|stream| keep(stream, &kept)));
+    }
+    stage.reached(())?;
+    stage.hold()
+}
+
+fn thread_each(listener: &TcpListener, work: fn(TcpStream) -> std::io::Result<()>) {
+    for stream in listener.incoming().flatten() {
+        // A client that is gone has told of it itself.
+        thread::spawn(move || drop(work(stream)));
+    }
+}
+
+fn swallow(mut stream: TcpStream) -> std::io::Result<()> {
+    let mut block = vec![0; BLOCK];
+    stream.read_exact(&mut block[..1])?;
+    stream.write_all(&[1])?;
+    let mut total = 0_u64;
+    loop {
+        match stream.read(&mut block)? {
+            0 => break,
+            count => total += count as u64,
+        }
+    }
+    stream.write_all(&total.to_le_bytes())
+}
+
+fn echo(mut stream: TcpStream) -> std::io::Result<()> {
+    stream.set_nodelay(true)?;
+    let mut message = [0; MESSAGE];
+    loop {
+        stream.read_exact(&mut message)?;
+        stream.write_all(&message)?;
+    }
+}
+
+fn answer_one(mut stream: TcpStream) {
+    let mut byte = [0];
+    if stream.read_exact(&mut byte).is_ok() && stream.write_all(&byte).is_ok() {
+        // The client closes first.
+        let _ = stream.read(&mut byte);
+    }
+}
+
+fn keep(mut stream: TcpStream, kept: &Mutex<Vec<TcpStream>>) {
+    let mut greeting = [0; GREETING];
+    if stream.read_exact(&mut greeting).is_err() || stream.write_all(&greeting).is_err() {
+        return;
+    }
+    let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+    if greeting == DROP_ALL {
+        kept.clear();
+    } else {
+        kept.push(stream);
+    }
+}
+
+/// What a bulk transfer moved.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(super) struct Bulk {
+    pub(super) bytes: u64,
+    pub(super) seconds: f64,
+}
+
+impl Bulk {
+    pub(super) fn gbit_per_second(&self) -> f64 {
+        self.bytes as f64 * 8.0 / 1e9 / self.seconds
+    }
+}
+
+/// Writes on `streams` connections for so long; the time ends when the server has said that it has read all.
+pub(super) fn bulk(server: IpAddr, streams: usize, time: Duration) -> anyhow::Result<Bulk> {
+    let barrier = Barrier::new(streams);
+    let results = on_threads(streams, |_| {
+        let opened = open(server, BULK).and_then(|mut stream| {
+            // The path is there before the clock starts.
+            stream.write_all(&[1])?;
+            stream.read_exact(&mut [0])?;
+            Ok(stream)
+        });
+        barrier.wait();
+        let begin = Instant::now();
+        let bytes = push(opened?, begin, time)?;
+        Ok((bytes, begin, Instant::now()))
+    })?;
+    let begin = results.iter().map(|result| result.1).min().context("no stream")?;
+    let end = results.iter().map(|result| result.2).max().context("no stream")?;
+    Ok(Bulk {
+        bytes: results.iter().map(|result| result.0).sum(),
+        seconds: (end - begin).as_secs_f64(),
+    })
+}
+
+fn push(mut stream: TcpStream, begin: Instant, time: Duration) -> anyhow::Result<u64> {
+    let block = vec![0x5a; BLOCK];
+    let mut sent = 0_u64;
+    while begin.elapsed() < time {
+        sent += stream.write(&block).context("write")? as u64;
+    }
+    stream.shutdown(Shutdown::Write).context("end the stream")?;
+    let mut total = [0; 8];
+    stream.read_exact(&mut total).context("read the server's total")?;
+    let total = u64::from_le_bytes(total);
+    ensure!(total == sent, "sent {sent} bytes, the server read {total}");
+    Ok(sent)
+}
+
+/// How pings went.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(super) struct Pings {
+    pub(super) per_second: f64,
+    pub(super) p50_us: f64,
+}
+
+/// Sends a message and waits for the answer, over and over, on each of `connections` at once.
+pub(super) fn ping(server: IpAddr, connections: usize, time: Duration) -> anyhow::Result<Pings> {
+    let barrier = Barrier::new(connections);
+    let results = on_threads(connections, |_| {
+        let opened = open(server, PING).and_then(|mut stream| {
+            stream.set_nodelay(true)?;
+            for _ in 0..20 {
+                exchange(&mut stream)?;
+            }
+            Ok(stream)
+        });
+        barrier.wait();
+        let (mut stream, begin) = (opened?, Instant::now());
+        let mut times = Vec::with_capacity(64 << 10);
+        let mut last = begin;
+        while last - begin < time {
+            exchange(&mut stream)?;
+            let now = Instant::now();
+            times.push(now - last);
+            last = now;
+        }
+        Ok((times, begin, last))
+    })?;
+    let begin = results.iter().map(|result| result.1).min().context("no connection")?;
+    let end = results.iter().map(|result| result.2).max().context("no connection")?;
+    let mut times: Vec<Duration> = results.into_iter().flat_map(|result| result.0).collect();
+    times.sort_unstable();
+    Ok(Pings {
+        per_second: times.len() as f64 / (end - begin).as_secs_f64(),
+        p50_us: times[times.len() / 2].as_secs_f64() * 1e6,
+    })
+}
+
+/// Pings on one connection while a bulk stream of the same pods runs on another.
+pub(super) fn ping_beside_bulk(server: IpAddr, time: Duration) -> anyhow::Result<Pings> {
+    const LEAD: Duration = Duration::from_millis(100);
+    thread::scope(|scope| {
+        let stream = scope.spawn(|| bulk(server, 1, time + 3 * LEAD));
+        thread::sleep(LEAD);
+        let pings = ping(server, 1, time);
+        stream
+            .join()
+            .map_err(|_| anyhow::anyhow!("the bulk stream's thread panicked"))??;
+        pings
+    })
+}
+
+fn exchange(stream: &mut TcpStream) -> anyhow::Result<()> {
+    let mut message = [0x5a; MESSAGE];
+    stream.write_all(&message).context("send a ping")?;
+    stream.read_exact(&mut message).context("read the answer to a ping")
+}
+
+/// How connecting over and over went.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Connects {
+    pub(super) per_second: f64,
+    pub(super) errors: u64,
+    pub(super) error: Option<String>,
+}
+
+/// Connects, sends a byte, reads a byte and closes, over and over, on each of `threads` at once.
+pub(super) fn connects(server: IpAddr, threads: usize, time: Duration) -> anyhow::Result<Connects> {
+    let begin = Instant::now();
+    let results = on_threads(threads, |_| {
+        let (mut done, mut errors, mut first) = (0_u64, 0_u64, None);
+        while begin.elapsed() < time {
+            match connect_once(server) {
+                Ok(()) => done += 1,
+                Err(error) => {
+                    errors += 1;
+                    first.get_or_insert(format!("{error:#}"));
+                }
+            }
+        }
+        Ok((done, errors, first))
+    })?;
+    let seconds = begin.elapsed().as_secs_f64();
+    let done: u64 = results.iter().map(|result| result.0).sum();
+    let errors = results.iter().map(|result| result.1).sum();
+    let error = results.into_iter().find_map(|result| result.2);
+    if done == 0 {
+        bail!("no connection succeeded: {}", error.unwrap_or_default());
+    }
+    Ok(Connects {
+        per_second: done as f64 / seconds,
+        errors,
+        error,
+    })
+}
+
+/// The time in milliseconds from `connect` to the answer to one byte.
+pub(super) fn first_answer(server: IpAddr) -> anyhow::Result<f64> {
+    let begin = Instant::now();
+    connect_once(server)?;
+    Ok(begin.elapsed().as_secs_f64() * 1e3)
+}
+
+fn connect_once(server: IpAddr) -> anyhow::Result<()> {
+    let mut stream = open(server, CONNECT)?;
+    // Closing by reset leaves no TIME_WAIT, of which plain TCP would gather more than there are ports.
+    SockRef::from(&stream).set_linger(Some(Duration::ZERO))?;
+    stream.write_all(&[1]).context("send a byte")?;
+    stream.read_exact(&mut [0]).context("read the answer")
+}
+
+/// Opens `count` connections, moves a few bytes on each and keeps them until the bench lets it proceed.
+pub(super) fn hold(stage: &Stage, server: IpAddr, count: usize) -> anyhow::Result<()> {
+    raise_open_files()?;
+    let streams = on_threads(OPENERS, |index| {
+        let share = count / OPENERS + usize::from(index < count % OPENERS);
+        (0..share)
+            .map(|_| greet(server, *b"and keep"))
+            .collect::<anyhow::Result<Vec<_>>>()
+    })?;
+    stage.reached(streams.iter().map(Vec::len).sum::<usize>())?;
+    stage.hold()?;
+    drop(streams);
+    greet(server, DROP_ALL).map(drop)
+}
+
+fn greet(server: IpAddr, greeting: [u8; GREETING]) -> anyhow::Result<TcpStream> {
+    let mut stream = open(server, HOLD)?;
+    stream.write_all(&greeting)?;
+    stream
+        .read_exact(&mut [0; GREETING])
+        .context("read the greeting back")?;
+    Ok(stream)
+}
+
+fn open(server: IpAddr, port: u16) -> anyhow::Result<TcpStream> {
+    let server = SocketAddr::from((server, port));
+    let stream = TcpStream::connect(server).with_context(|| format!("connect to {server}"))?;
+    stream.set_read_timeout(Some(STUCK))?;
+    stream.set_write_timeout(Some(STUCK))?;
+    Ok(stream)
+}
+
+/// Runs `work` on so many threads at once and gives all results, or the first error.
+fn on_threads<T: Send>(count: usize, work: impl Fn(usize) -> anyhow::Result<T> + Sync) -> anyhow::Result<Vec<T>> {
+    thread::scope(|scope| {
+        let work = &work;
+        let threads: Vec<_> = (0..count).map(|index| scope.spawn(move || work(index))).collect();
+        let results = threads.into_iter().map(|thread| match thread.join() {
+            Ok(result) => result,
+            Err(_) => bail!("a thread of the load panicked"),
+        });
+        results.collect()
+    })
+}

@@ -1,0 +1,10 @@
+//! Real applications in the mesh, unmodified and as their packages configure them; and a real peer, Envoy.
+
+mod world;
+
+mod envoy;
+mod iperf3;
+mod nginx;
+mod openssh;
+mod postgres;
+mod redis;
