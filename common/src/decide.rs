@@ -1,5 +1,7 @@
 //! The decisions of the kernel programs.
 
+use core::num::NonZeroU32;
+
 use crate::{Addr, HostPort, Listener, Pod};
 
 /// The port on which an enrolled pod takes tunnels.
@@ -24,7 +26,7 @@ pub struct ConnectFacts {
 pub enum ConnectVerdict {
     /// Left alone.
     Pass,
-    /// Rewritten to this address, at a port that [`candidate_port`] gives.
+    /// Rewritten to this address, at a port that [`RewrittenPorts`] gives.
     Capture(Addr),
     /// Refused with `EPERM`.
     Refuse(Refusal),
@@ -69,22 +71,44 @@ pub const fn destination_hash(seed: u32, addr: &Addr, port: HostPort) -> u32 {
     hash ^ (hash >> 16)
 }
 
-/// The port that a connect is rewritten to, on the `attempt`th try.
-///
-/// It lies outside the pod's range of local ports: a source port that equals it, on the same address, would make
-/// TCP connect to itself.
-#[inline(always)]
-pub const fn candidate_port(hash: u32, attempt: u32, local_ports: [u16; 2]) -> HostPort {
-    let [low, high] = [local_ports[0] as u32, local_ports[1] as u32];
-    let inside = if low == 0 || high < low { 0 } else { high - low + 1 };
-    // Steps of a large odd number, so that attempts do not run into a neighbour's.
-    let hash = hash.wrapping_add(attempt.wrapping_mul(0x9e37_79b9));
-    let outside = 65_535 - inside;
-    if outside == 0 {
-        return HostPort((1 + hash % 65_535) as u16);
+/// The ports that connects of a pod are rewritten to: those outside the pod's range of local ports. A source port that
+/// equals one, on the same address, would make TCP connect to itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RewrittenPorts {
+    /// How many there are.
+    count: NonZeroU32,
+    /// The first local port, and how many local ports there are.
+    skip: [u32; 2],
+}
+
+impl RewrittenPorts {
+    /// The ports outside `local_ports`. Where these are unknown or are all that there is, any port.
+    #[inline(always)]
+    pub const fn outside(local_ports: [u16; 2]) -> Self {
+        const ALL: NonZeroU32 = NonZeroU32::new(65_535).unwrap();
+        let [low, high] = [local_ports[0] as u32, local_ports[1] as u32];
+        if low > 0 && low <= high {
+            let inside = high - low + 1;
+            if let Some(count) = NonZeroU32::new(ALL.get() - inside) {
+                let skip = [low, inside];
+                return Self { count, skip };
+            }
+        }
+        Self {
+            count: ALL,
+            skip: [65_536, 0],
+        }
     }
-    let port = 1 + hash % outside;
-    HostPort(if inside > 0 && port >= low { port + inside } else { port } as u16)
+
+    /// The port that a connect is rewritten to, on the `attempt`th try.
+    #[inline(always)]
+    pub fn candidate(&self, hash: u32, attempt: u32) -> HostPort {
+        // Steps of a large odd number, so that attempts do not run into a neighbour's.
+        let hash = hash.wrapping_add(attempt.wrapping_mul(0x9e37_79b9));
+        let port = 1 + hash % self.count;
+        let [low, inside] = self.skip;
+        HostPort(if port >= low { port + inside } else { port } as u16)
+    }
 }
 
 /// What the socket lookup knows of a SYN.
@@ -226,7 +250,7 @@ mod tests {
             [2, 65_535],
         ] {
             for hash in (0..200_000_u32).map(|i| i.wrapping_mul(2_654_435_761)) {
-                let port = candidate_port(hash, hash % MAX_CANDIDATES, range).0;
+                let port = RewrittenPorts::outside(range).candidate(hash, hash % MAX_CANDIDATES).0;
                 assert!(
                     port != 0 && !(range[0]..=range[1]).contains(&port),
                     "{port} in {range:?}"
@@ -239,7 +263,7 @@ mod tests {
     fn a_range_that_leaves_no_port_or_is_unknown_still_gives_one() {
         for range in [[1, 65_535], [0, 0], [9, 3]] {
             for attempt in 0..1000 {
-                assert_ne!(candidate_port(7, attempt, range).0, 0, "{range:?}");
+                assert_ne!(RewrittenPorts::outside(range).candidate(7, attempt).0, 0, "{range:?}");
             }
         }
     }
@@ -248,12 +272,8 @@ mod tests {
     fn rewritten_ports_spread_over_the_whole_space() {
         let ports: BTreeSet<u16> = (0..10_000_u32)
             .map(|i| {
-                candidate_port(
-                    destination_hash(1, &Addr::v4(i.to_be()), HostPort(80)),
-                    0,
-                    [32_768, 60_999],
-                )
-                .0
+                let hash = destination_hash(1, &Addr::v4(i.to_be()), HostPort(80));
+                RewrittenPorts::outside([32_768, 60_999]).candidate(hash, 0).0
             })
             .collect();
         // Throwing 10,000 balls into 37,303 bins leaves some 8,770 bins in use.
@@ -263,7 +283,7 @@ mod tests {
     #[test]
     fn attempts_of_one_destination_differ() {
         let ports: BTreeSet<u16> = (0..MAX_CANDIDATES)
-            .map(|attempt| candidate_port(99, attempt, [32_768, 60_999]).0)
+            .map(|attempt| RewrittenPorts::outside([32_768, 60_999]).candidate(99, attempt).0)
             .collect();
         assert_eq!(ports.len() as u32, MAX_CANDIDATES);
     }

@@ -11,7 +11,7 @@ mod maps;
 
 pub use addr::{Addr, HostPort};
 pub use decide::{
-    ConnectFacts, ConnectVerdict, HBONE_PORT, MAX_CANDIDATES, Refusal, SynFacts, SynVerdict, candidate_port, connect,
+    ConnectFacts, ConnectVerdict, HBONE_PORT, MAX_CANDIDATES, Refusal, RewrittenPorts, SynFacts, SynVerdict, connect,
     destination_hash, syn,
 };
 pub use maps::{

@@ -6,24 +6,24 @@ use core::mem;
 use core::ptr;
 
 use adit_common::{
-    Addr, AddrKey, ConnectFacts, ConnectVerdict, Flow, HostPort, MAX_CANDIDATES, Pod, PodFlags, Refusal,
-    candidate_port, connect, destination_hash,
+    Addr, AddrKey, COMMAND_LEN, ConnectFacts, ConnectVerdict, Flow, HostPort, MAX_CANDIDATES, Pod, PodFlags, Refusal,
+    RewrittenPorts, connect, destination_hash,
 };
 use aya_ebpf::EbpfContext as _;
 use aya_ebpf::bindings::{
     BPF_F_CURRENT_NETNS, bpf_sock_addr, bpf_sock_tuple, bpf_sock_tuple__bindgen_ty_1__bindgen_ty_1,
     bpf_sock_tuple__bindgen_ty_1__bindgen_ty_2,
 };
+use aya_ebpf::helpers::bpf_get_current_pid_tgid;
 use aya_ebpf::helpers::generated::{
-    bpf_get_current_cgroup_id, bpf_get_netns_cookie, bpf_sk_release, bpf_skc_lookup_tcp,
+    bpf_get_current_cgroup_id, bpf_get_current_comm, bpf_get_netns_cookie, bpf_sk_release, bpf_skc_lookup_tcp,
 };
-use aya_ebpf::helpers::{bpf_get_current_comm, bpf_get_current_pid_tgid};
 use aya_ebpf::macros::cgroup_sock_addr;
 use aya_ebpf::programs::SockAddrContext;
 use aya_log_ebpf::info;
 
 use crate::context::{read_addr, write_addr};
-use crate::maps::{ADDRS, PODS, clear_socket_flow, set_socket_flow};
+use crate::maps::{ADDRS, PODS, clear_socket_flow, new_socket_flow};
 
 /// The hook's answers.
 const ALLOW: i32 = 1;
@@ -37,7 +37,7 @@ pub fn adit_connect4(ctx: SockAddrContext) -> i32 {
     // SAFETY: the kernel's context; the verifier checks each access.
     let address = unsafe { &mut *ctx.sock_addr };
     let destination = Addr::v4(address.user_ip4);
-    steer(&ctx, destination, |address, to| address.user_ip4 = to.v4_word())
+    steer::<true>(&ctx, destination, |address, to| address.user_ip4 = to.v4_word())
 }
 
 #[cgroup_sock_addr(connect6)]
@@ -47,13 +47,17 @@ pub fn adit_connect6(ctx: SockAddrContext) -> i32 {
     // SAFETY: a field of the context.
     let destination = unsafe { read_addr(&raw const address.user_ip6) };
     // SAFETY: as above.
-    steer(&ctx, destination, |address, to| unsafe {
+    steer::<false>(&ctx, destination, |address, to| unsafe {
         write_addr(&raw mut address.user_ip6, &to)
     })
 }
 
 #[inline(always)]
-fn steer(ctx: &SockAddrContext, addr: Addr, rewrite: impl FnOnce(&mut bpf_sock_addr, Addr)) -> i32 {
+fn steer<const ONLY_V4: bool>(
+    ctx: &SockAddrContext,
+    addr: Addr,
+    rewrite: impl FnOnce(&mut bpf_sock_addr, Addr),
+) -> i32 {
     // SAFETY: the kernel's context; the verifier checks each access.
     let address = unsafe { &mut *ctx.sock_addr };
     if address.protocol != IPPROTO_TCP {
@@ -88,21 +92,23 @@ fn steer(ctx: &SockAddrContext, addr: Addr, rewrite: impl FnOnce(&mut bpf_sock_a
             ALLOW
         }
         ConnectVerdict::Capture(to) => {
-            let flow = Flow {
-                addr,
-                port,
-                reserved: 0,
-                pid: (bpf_get_current_pid_tgid() >> 32) as u32,
-                cgroup,
-                command: bpf_get_current_comm().unwrap_or_default(),
+            let hash = destination_hash(pod.seed, &addr, port);
+            // SAFETY: plain integers, for which zero is valid. One for both families: the stack has little room.
+            let mut tuple: bpf_sock_tuple = unsafe { mem::zeroed() };
+            // A family each, known to the verifier: see `free_port`.
+            let rewritten = if ONLY_V4 || to.is_v4() {
+                free_port::<true>(ctx, pod, &mut tuple, &to, hash)
+            } else {
+                free_port::<false>(ctx, pod, &mut tuple, &to, hash)
             };
-            let Some(rewritten) = free_port(ctx, pod, &to, destination_hash(pod.seed, &addr, port)) else {
+            let Some(rewritten) = rewritten else {
                 return refuse(ctx, log, netns, addr, port, Refusal::NoPort);
             };
             // SAFETY: the context's socket.
-            if !unsafe { set_socket_flow(sk, &flow) } {
+            let Some(flow) = (unsafe { new_socket_flow(sk) }) else {
                 return refuse(ctx, log, netns, addr, port, Refusal::NoMemory);
-            }
+            };
+            describe(flow, addr, port, cgroup);
             rewrite(address, to);
             address.user_port = rewritten.to_be16().into();
             if log {
@@ -119,6 +125,21 @@ fn steer(ctx: &SockAddrContext, addr: Addr, rewrite: impl FnOnce(&mut bpf_sock_a
             ALLOW
         }
         ConnectVerdict::Refuse(reason) => refuse(ctx, log, netns, addr, port, reason),
+    }
+}
+
+/// Fills in the destination and its author. In place: the stack has little room.
+#[inline(always)]
+fn describe(flow: &mut Flow, addr: Addr, port: HostPort, cgroup: u64) {
+    flow.addr = addr;
+    flow.port = port;
+    flow.reserved = 0;
+    flow.pid = (bpf_get_current_pid_tgid() >> 32) as u32;
+    flow.cgroup = cgroup;
+    // SAFETY: the helper writes at most so many bytes, and ends the name with a zero byte.
+    let failed = unsafe { bpf_get_current_comm(flow.command.as_mut_ptr().cast(), COMMAND_LEN as u32) } != 0;
+    if failed {
+        flow.command = [0; COMMAND_LEN];
     }
 }
 
@@ -141,63 +162,84 @@ fn refuse(ctx: &SockAddrContext, log: bool, netns: u64, addr: Addr, port: HostPo
 /// connection of that port uses.
 ///
 /// That nobody listens there makes a connect fail, rather than go astray, should the map of flows be full.
+///
+/// What is the same for all candidates is decided before the search: the verifier follows each way through the search
+/// on its own, and a branch within it that always goes the same way would double their number with every candidate.
 #[inline(always)]
-fn free_port(ctx: &SockAddrContext, pod: &Pod, to: &Addr, hash: u32) -> Option<HostPort> {
+fn free_port<const V4: bool>(
+    ctx: &SockAddrContext,
+    pod: &Pod,
+    tuple: &mut bpf_sock_tuple,
+    to: &Addr,
+    hash: u32,
+) -> Option<HostPort> {
+    let ports = RewrittenPorts::outside(pod.local_ports);
+    if V4 {
+        let word = to.v4_word();
+        tuple.__bindgen_anon_1.ipv4.saddr = word;
+        tuple.__bindgen_anon_1.ipv4.daddr = word;
+    } else {
+        tuple.__bindgen_anon_1.ipv6.saddr = to.words;
+        tuple.__bindgen_anon_1.ipv6.daddr = to.words;
+    }
     // SAFETY: the context's socket; the verifier checks the access.
     let source_port = unsafe { (*(*ctx.sock_addr).__bindgen_anon_1.sk).src_port } as u16;
+    if source_port == 0 {
+        first_free::<V4, false>(ctx, &ports, tuple, hash, HostPort(0))
+    } else {
+        first_free::<V4, true>(ctx, &ports, tuple, hash, HostPort(source_port))
+    }
+}
+
+#[inline(always)]
+fn first_free<const V4: bool, const BOUND: bool>(
+    ctx: &SockAddrContext,
+    ports: &RewrittenPorts,
+    tuple: &mut bpf_sock_tuple,
+    hash: u32,
+    source: HostPort,
+) -> Option<HostPort> {
     for attempt in 0..MAX_CANDIDATES {
-        let port = candidate_port(hash, attempt, pod.local_ports);
-        if port.0 != source_port && !in_use(ctx, to, source_port, port) {
+        let port = ports.candidate(hash, attempt);
+        // A connection of the same source port: the client's end, from before its SYN on.
+        if BOUND && (port.0 == source.0 || finds_socket::<V4>(ctx, tuple, port, source)) {
+            continue;
+        }
+        // The end that accepts: a connection's, or a listener.
+        if !finds_socket::<V4>(ctx, tuple, source, port) {
             return Some(port);
         }
     }
     None
 }
 
-/// Whether a packet from `source_port` to `port`, both on `addr`, would find a socket.
+/// Whether a packet between the tuple's addresses, with these ports, would find a socket.
 #[inline(always)]
-fn in_use(ctx: &SockAddrContext, addr: &Addr, source_port: u16, port: HostPort) -> bool {
-    // SAFETY: plain integers, for which zero is valid.
-    let mut tuple: bpf_sock_tuple = unsafe { mem::zeroed() };
-    let size = if addr.is_v4() { 12 } else { 36 };
-    // A connection of the same source port: the client's end, from before its SYN on.
-    set_tuple(&mut tuple, addr, port, HostPort(source_port));
-    if source_port != 0 && lookup(ctx, &mut tuple, size) {
-        return true;
-    }
-    // The end that accepts: a connection's, or a listener.
-    set_tuple(&mut tuple, addr, HostPort(source_port), port);
-    lookup(ctx, &mut tuple, size)
-}
-
-/// A packet's ports, both on `addr`.
-#[inline(always)]
-fn set_tuple(tuple: &mut bpf_sock_tuple, addr: &Addr, from: HostPort, to: HostPort) {
-    let tuple = &mut tuple.__bindgen_anon_1;
-    let (word, sport, dport) = (addr.v4_word(), from.to_be16(), to.to_be16());
-    if addr.is_v4() {
-        tuple.ipv4 = bpf_sock_tuple__bindgen_ty_1__bindgen_ty_1 {
-            saddr: word,
-            daddr: word,
-            sport,
-            dport,
-        };
+fn finds_socket<const V4: bool>(
+    ctx: &SockAddrContext,
+    tuple: &mut bpf_sock_tuple,
+    from: HostPort,
+    to: HostPort,
+) -> bool {
+    let (sport, dport) = (from.to_be16(), to.to_be16());
+    let size = if V4 {
+        tuple.__bindgen_anon_1.ipv4.sport = sport;
+        tuple.__bindgen_anon_1.ipv4.dport = dport;
+        size_of::<bpf_sock_tuple__bindgen_ty_1__bindgen_ty_1>()
     } else {
-        let (saddr, daddr) = (addr.words, addr.words);
-        tuple.ipv6 = bpf_sock_tuple__bindgen_ty_1__bindgen_ty_2 {
-            saddr,
-            daddr,
-            sport,
-            dport,
-        };
-    }
-}
-
-#[inline(always)]
-fn lookup(ctx: &SockAddrContext, tuple: &mut bpf_sock_tuple, size: u32) -> bool {
+        tuple.__bindgen_anon_1.ipv6.sport = sport;
+        tuple.__bindgen_anon_1.ipv6.dport = dport;
+        size_of::<bpf_sock_tuple__bindgen_ty_1__bindgen_ty_2>()
+    };
     // SAFETY: helpers on the program's own context; a socket found is released at once.
     unsafe {
-        let sk = bpf_skc_lookup_tcp(ctx.as_ptr(), ptr::from_mut(tuple), size, BPF_F_CURRENT_NETNS as u64, 0);
+        let sk = bpf_skc_lookup_tcp(
+            ctx.as_ptr(),
+            ptr::from_mut(tuple),
+            size as u32,
+            BPF_F_CURRENT_NETNS as u64,
+            0,
+        );
         if sk.is_null() {
             return false;
         }

@@ -48,13 +48,34 @@ pub unsafe fn socket_flow<'a>(sk: *mut bpf_sock) -> Option<&'a Flow> {
     }
 }
 
-/// Stores `flow` with the socket, over what was there. False where the kernel had no memory for it.
+/// What is stored with the socket, made if there is nothing yet. None where the kernel had no memory for it.
+///
+/// # Safety
+///
+/// As for [`socket_flow`]; the reference is not kept beyond the program's run.
+#[inline(always)]
+pub unsafe fn new_socket_flow<'a>(sk: *mut bpf_sock) -> Option<&'a mut Flow> {
+    // SAFETY: the caller's promise; the kernel returns null or a value of the map's type, which stays valid for the
+    // program's run.
+    unsafe {
+        bpf_sk_storage_get(
+            map_ptr(),
+            sk.cast(),
+            ptr::null_mut(),
+            BPF_SK_STORAGE_GET_F_CREATE.into(),
+        )
+        .cast::<Flow>()
+        .as_mut()
+    }
+}
+
+/// Stores `flow` with the socket, over what was there, unless the kernel has no memory for it.
 ///
 /// # Safety
 ///
 /// As for [`socket_flow`].
 #[inline(always)]
-pub unsafe fn set_socket_flow(sk: *mut bpf_sock, flow: &Flow) -> bool {
+pub unsafe fn set_socket_flow(sk: *mut bpf_sock, flow: &Flow) {
     // SAFETY: the caller's promise; the kernel returns null or a value of the map's type, which stays valid for the
     // program's run.
     unsafe {
@@ -65,12 +86,10 @@ pub unsafe fn set_socket_flow(sk: *mut bpf_sock, flow: &Flow) -> bool {
             BPF_SK_STORAGE_GET_F_CREATE.into(),
         )
         .cast::<Flow>();
-        if stored.is_null() {
-            return false;
+        if !stored.is_null() {
+            *stored = *flow;
         }
-        *stored = *flow;
     }
-    true
 }
 
 /// Forgets what is stored with the socket.

@@ -119,23 +119,33 @@ pub(crate) fn uring_connect(socket: &impl AsFd, peer: SocketAddr) -> io::Result<
     unsafe { sq.at::<u32>(params.sq.array as usize).write(0) };
     sq.atomic(params.sq.tail).store(1, Ordering::Release);
 
-    // SAFETY: plain integers and no signal mask; the address the kernel reads outlives the wait.
-    let entered = unsafe {
-        libc::syscall(
-            libc::SYS_io_uring_enter,
-            ring.as_raw_fd(),
-            1,
-            1,
-            IORING_ENTER_GETEVENTS,
-            std::ptr::null::<u8>(),
-            0,
-        )
-    };
-    if entered < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    if cq.atomic(params.cq.tail).load(Ordering::Acquire) == 0 {
-        return Err(io::Error::other("io_uring_enter returned without a completion"));
+    let mut to_submit = 1;
+    loop {
+        // SAFETY: plain integers and no signal mask; the address the kernel reads outlives the wait.
+        let entered = unsafe {
+            libc::syscall(
+                libc::SYS_io_uring_enter,
+                ring.as_raw_fd(),
+                to_submit,
+                1,
+                IORING_ENTER_GETEVENTS,
+                std::ptr::null::<u8>(),
+                0,
+            )
+        };
+        match entered {
+            0.. => to_submit = 0,
+            _ => {
+                let error = io::Error::last_os_error();
+                if error.kind() != io::ErrorKind::Interrupted {
+                    return Err(error);
+                }
+            }
+        }
+        // The kernel's own work for the ring may end the wait before the connection is there.
+        if cq.atomic(params.cq.tail).load(Ordering::Acquire) > 0 {
+            break;
+        }
     }
     // SAFETY: the tail says that completion 0, which lies within the mapping, has been written.
     let completion = unsafe { cq.at::<Completion>(params.cq.cqes as usize).read() };

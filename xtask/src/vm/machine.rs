@@ -26,6 +26,10 @@ use crate::{
 /// `/dev/kvm` may open and then abort the emulator or hang the guest.
 const ACCELERATOR: &str = "ADIT_VM_ACCEL";
 
+/// Without hardware to help, the machine's clock counts instructions, one a nanosecond, and jumps over times in which
+/// nothing runs. So the tests' deadlines hold however slow the emulation and however busy this machine is.
+const EMULATION: [&str; 4] = ["-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off"];
+
 /// One each: the machines run side by side, and emulating two cores on one is slower than one.
 const CPUS: &str = "1";
 const MEMORY_MIB: &str = "1536";
@@ -44,8 +48,10 @@ pub(crate) fn run(context: &Context, kernel: &Kernel, userland: &Archive) -> Res
 
 fn boot(context: &Context, kernel: &Kernel, image: &std::path::Path) -> Result<Totals> {
     let mut qemu = command(context, "qemu-system-x86_64");
-    let accelerator = env::var(ACCELERATOR);
-    qemu.args(["-accel", accelerator.as_deref().unwrap_or("tcg,thread=multi")]);
+    match env::var(ACCELERATOR) {
+        Ok(accelerator) => qemu.args(["-accel", &accelerator]),
+        Err(_) => qemu.args(EMULATION),
+    };
     qemu.args(["-smp", CPUS, "-m", MEMORY_MIB]);
     qemu.args("-cpu max -no-reboot -nodefaults -display none -serial stdio -device virtio-rng-pci".split(' '));
     qemu.arg("-kernel").arg(kernel.image()).arg("-initrd").arg(image);

@@ -19,9 +19,29 @@ use crate::{
     test::{self, totals::Totals},
 };
 
-/// The modules of the integration tests that depend on the kernel: what the hooks do and the main path. The rest
-/// would only repeat itself, slowly.
-pub(crate) const DEFAULT_TESTS: &[&str] = &["transparency", "steering", "main_path"];
+/// The integration tests that depend on the kernel, by parts of their names, the most important first: what the hooks
+/// do, and the main path. The rest would only repeat itself, slowly: a test costs some seconds under emulation.
+pub(crate) const DEFAULT_TESTS: &[&str] = &[
+    "paths::",
+    "transparency::",
+    "connect_variants::",
+    "identity::",
+    "outside_mesh::a_p",
+    "outside_mesh::udp_is_left_alone",
+    "policy::an_allow_policy",
+    "policy::a_policy_that_asks_for_an_identity",
+    "policy::a_policy_holds_between_pods_of_one_node_too",
+    "half_close::a_",
+    "reset::a_client_reset_reaches_the_server_as_a_reset",
+    "reset::a_server_reset_before_the_first_byte",
+    "server_first::a_banner",
+    "refusal::a_closed_port",
+    "refusal::a_dial_of_the_proxys_own_listeners",
+    "own_ports::an_application_that_had_the_ports",
+    "own_ports::the_applications_port_can_be_bound_again",
+    "hairpin::a_pod_reaches_itself",
+    "source_ports::one_source_port_serves",
+];
 
 /// Kernel series, oldest first: the oldest that Adit supports, and the newest that Debian offers for it.
 const SERIES: &[&str] = &["6.1", "6.12"];
