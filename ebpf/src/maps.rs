@@ -40,33 +40,19 @@ pub static SOCKETS: SkStorage<Flow> = SkStorage::new();
 /// `sk` is a socket pointer of the current context, as the verifier knows it.
 #[inline(always)]
 pub unsafe fn socket_flow<'a>(sk: *mut bpf_sock) -> Option<&'a Flow> {
-    // SAFETY: the caller's promise; the kernel returns null or a value of the map's type.
-    unsafe {
-        bpf_sk_storage_get(map_ptr(), sk.cast(), ptr::null_mut(), 0)
-            .cast::<Flow>()
-            .as_ref()
-    }
+    // SAFETY: the caller's promise; null or a value that stays valid for the program's run.
+    unsafe { storage(sk, 0).as_ref() }
 }
 
 /// What is stored with the socket, made if there is nothing yet. None where the kernel had no memory for it.
 ///
 /// # Safety
 ///
-/// As for [`socket_flow`]; the reference is not kept beyond the program's run.
+/// As for [`socket_flow`].
 #[inline(always)]
 pub unsafe fn new_socket_flow<'a>(sk: *mut bpf_sock) -> Option<&'a mut Flow> {
-    // SAFETY: the caller's promise; the kernel returns null or a value of the map's type, which stays valid for the
-    // program's run.
-    unsafe {
-        bpf_sk_storage_get(
-            map_ptr(),
-            sk.cast(),
-            ptr::null_mut(),
-            BPF_SK_STORAGE_GET_F_CREATE.into(),
-        )
-        .cast::<Flow>()
-        .as_mut()
-    }
+    // SAFETY: as for `socket_flow`.
+    unsafe { storage(sk, BPF_SK_STORAGE_GET_F_CREATE.into()).as_mut() }
 }
 
 /// Stores `flow` with the socket, over what was there, unless the kernel has no memory for it.
@@ -76,20 +62,24 @@ pub unsafe fn new_socket_flow<'a>(sk: *mut bpf_sock) -> Option<&'a mut Flow> {
 /// As for [`socket_flow`].
 #[inline(always)]
 pub unsafe fn set_socket_flow(sk: *mut bpf_sock, flow: &Flow) {
-    // SAFETY: the caller's promise; the kernel returns null or a value of the map's type, which stays valid for the
-    // program's run.
+    // SAFETY: as for `socket_flow`. Through the pointer: between references the compiler makes the copy a loop.
     unsafe {
-        let stored = bpf_sk_storage_get(
-            map_ptr(),
-            sk.cast(),
-            ptr::null_mut(),
-            BPF_SK_STORAGE_GET_F_CREATE.into(),
-        )
-        .cast::<Flow>();
+        let stored = storage(sk, BPF_SK_STORAGE_GET_F_CREATE.into());
         if !stored.is_null() {
             *stored = *flow;
         }
     }
+}
+
+/// The socket's storage, or null.
+///
+/// # Safety
+///
+/// As for [`socket_flow`].
+#[inline(always)]
+unsafe fn storage(sk: *mut bpf_sock, flags: u64) -> *mut Flow {
+    // SAFETY: the caller's promise; the kernel returns null or a value of the map's type.
+    unsafe { bpf_sk_storage_get(map_ptr(), sk.cast(), ptr::null_mut(), flags).cast() }
 }
 
 /// Forgets what is stored with the socket.
