@@ -9,7 +9,7 @@ const MAPPED: libc::c_int = 4 << 20;
 
 /// Lets freed buffers stay with the process. By default the C library gives the end of a heap back to the kernel as
 /// soon as it is as large as one buffer, and takes it again for the next: each time a page fault for every page.
-pub fn keep_freed_memory() {
+pub(super) fn keep_freed_memory() {
     // SAFETY: parameters of the allocator, set before there are other threads.
     unsafe {
         libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT);
@@ -19,7 +19,7 @@ pub fn keep_freed_memory() {
 }
 
 /// Gives all freed memory back to the kernel. Takes the longer the more there is; for a quiet moment.
-pub fn give_back_freed_memory() {
+pub(super) fn give_back_freed_memory() {
     // SAFETY: no arguments that could be wrong; other threads wait for their turn.
     unsafe {
         libc::malloc_trim(0);

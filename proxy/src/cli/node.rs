@@ -58,7 +58,9 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
         telemetry: Arc::clone(&telemetry),
         readiness: readiness.clone(),
         sections: Arc::new(sections(&mesh, &pods, &telemetry, source_status)),
-        quit: Arc::new(move || drop(quit.send(true))),
+        quit: Arc::new(move || {
+            quit.send_replace(true);
+        }),
     };
     tokio::spawn(async move {
         if let Err(error) = admin::serve(admin, state, std::future::pending()).await {
@@ -151,7 +153,7 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
     }
     tracing::info!("draining for at most {} ms", settings.drain_deadline.as_millis());
     let _draining = readiness.pending("draining");
-    drop(drain.send(true));
+    drain.send_replace(true);
     let drained = timeout(settings.drain_deadline, async {
         while telemetry.open_connections() > 0 {
             sleep(DRAIN_POLL).await;

@@ -24,6 +24,9 @@ use crate::relay::{AppStream, TunnelReader, TunnelWriter, relay};
 /// How many endpoints of a service are tried for one connection.
 const MAX_ENDPOINTS: usize = 3;
 
+/// An endpoint to try, with its workload where that is known.
+type Target = (Option<Arc<Workload>>, SocketAddr);
+
 /// Where a connection goes on.
 enum Next {
     Tunnel(Stream),
@@ -120,14 +123,14 @@ async fn establish(
     Err(failure)
 }
 
-/// The endpoints to try in turn, with their workloads where they are known.
+/// The endpoints to try in turn.
 fn destinations(
     worker: &Worker,
     mesh: &Mesh,
     source: &Workload,
     dialled: SocketAddr,
     track: &mut Track,
-) -> Result<Vec<(Option<Arc<Workload>>, SocketAddr)>, Refusal> {
+) -> Result<Vec<Target>, Refusal> {
     if let Some(service) = mesh.service_by_addr(dialled.ip()) {
         if let Some(draft) = track.draft() {
             draft.service = Some(Arc::clone(service));

@@ -75,13 +75,6 @@ impl TestCa {
         Certificate::new(id, &answer, key).unwrap()
     }
 
-    /// A certificate that is accepted although it is not valid by the real clock.
-    pub(crate) fn certificate_at(&self, id: &SpiffeId, options: LeafOptions) -> Certificate {
-        let within = options.not_before + Duration::from_secs(1);
-        let (answer, key) = self.issue_with(id, options);
-        Certificate::new_at(id, &answer, key, within).unwrap()
-    }
-
     pub(crate) fn leaf_with_uris(&self, uris: &[&str]) -> CertificateDer<'static> {
         let key = KeyPair::generate().unwrap();
         leaf_params(uris, LeafOptions::default())
