@@ -75,7 +75,7 @@ fn steer<const ONLY_V4: bool>(
         destination: addr,
         by_proxy: cgroup == pod.proxy_cgroup,
         to_other_own_address: pod.flags.has(PodFlags::MORE_ADDRESSES)
-            && ADDRS.get_ptr(&AddrKey { netns, addr }).is_some(),
+            && ADDRS.get_ptr(AddrKey { netns, addr }).is_some(),
     };
     let log = pod.flags.has(PodFlags::LOG);
     let port = HostPort::from_be16(address.user_port as u16);

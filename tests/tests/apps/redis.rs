@@ -36,7 +36,7 @@ fn redis_knows_its_client_and_runs_its_benchmark() {
 
     // As packaged it serves loopback only. It must not be made to believe that the mesh is its loopback.
     let denied = ask(client, server, &["ping"]);
-    let denied = denied.map_or_else(|error| error.to_string(), |answer| answer);
+    let denied = denied.unwrap_or_else(|error| error.to_string());
     assert!(denied.contains("DENIED Redis is running in protected mode"), "{denied}");
     let changed = output(server, "redis-cli", &["config", "set", "protected-mode", "no"]).unwrap();
     assert_eq!(changed.trim(), "OK");
