@@ -270,6 +270,13 @@ mod tests {
             }
             known.push(format!("--{long}"));
         }
+        let ca = command.find_subcommand("ca").unwrap();
+        for command in [ca, ca.find_subcommand("token").unwrap()] {
+            for long in command.get_arguments().filter_map(|arg| arg.get_long()) {
+                assert!(DOC.contains(&format!("`--{long}`")), "docs/configuration.md lacks --{long}");
+                known.push(format!("--{long}"));
+            }
+        }
         for row in DOC.lines().filter(|line| line.starts_with("| `--")) {
             let flag = row.split('`').nth(1).unwrap();
             assert!(
