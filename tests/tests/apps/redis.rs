@@ -1,6 +1,7 @@
 //! Redis, asked by its own tools.
 
 use adit_tests::bed::{Bed, Pod, Spawned, wait_for};
+use adit_tests::net;
 
 use crate::world::{LONG, assert_tunnelled, folder, output, text, world};
 
@@ -35,9 +36,12 @@ fn redis_knows_its_client_and_runs_its_benchmark() {
     let _redis = start(&bed).unwrap();
 
     // As packaged it serves loopback only. It must not be made to believe that the mesh is its loopback.
-    let denied = ask(client, server, &["ping"]);
-    let denied = denied.unwrap_or_else(|error| error.to_string());
-    assert!(denied.contains("DENIED Redis is running in protected mode"), "{denied}");
+    let to = server.at(PORT);
+    let greeting = client.run(|| net::attempt(to)).unwrap().text;
+    assert!(
+        greeting.starts_with("-DENIED Redis is running in protected mode"),
+        "{greeting}"
+    );
     let changed = output(server, "redis-cli", &["config", "set", "protected-mode", "no"]).unwrap();
     assert_eq!(changed.trim(), "OK");
 

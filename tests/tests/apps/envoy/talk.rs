@@ -20,14 +20,18 @@ pub(super) struct Pair<'a> {
 }
 
 impl Pair<'_> {
-    /// Both send so many bytes at once, which arrive whole on the other side.
+    /// Both send so many bytes at once, which arrive whole on the other side. The client ends its side first: a server
+    /// behind Envoy that did so would cut off the client.
     pub(super) fn both_send(&self, bytes: u64) {
         let (at, to) = (self.at, self.to);
         let serving = self
             .server
-            .serve(|stage| net::serve_one(stage, at, |stream, _| both_ways(stream, bytes, 1)));
+            .serve(|stage| net::serve_one(stage, at, |stream, _| both_ways(stream, bytes, 1, false)));
         let serving = serving.unwrap();
-        let asking = self.client.spawn(|| both_ways(net::connect(to)?, bytes, 2)).unwrap();
+        let asking = self
+            .client
+            .spawn(|| both_ways(net::connect(to)?, bytes, 2, true))
+            .unwrap();
         let (client_sent, (client_got, client_end)) = asking.join(LONG).unwrap();
         let (server_sent, (server_got, server_end)) = serving.join(LONG).unwrap();
         assert_eq!(
@@ -129,11 +133,14 @@ impl Pair<'_> {
 
 type Received = (Digest, Ending);
 
-fn both_ways(mut stream: TcpStream, bytes: u64, seed: u64) -> anyhow::Result<(Digest, Received)> {
+/// Sends and receives at once; `ends_first` or only after the other side's end.
+fn both_ways(mut stream: TcpStream, bytes: u64, seed: u64, ends_first: bool) -> anyhow::Result<(Digest, Received)> {
     let mut writer = stream.try_clone()?;
     let writing = std::thread::spawn(move || {
         let sent = net::send_pattern(&mut writer, bytes, seed)?;
-        writer.shutdown(Shutdown::Write)?;
+        if ends_first {
+            writer.shutdown(Shutdown::Write)?;
+        }
         anyhow::Ok(sent)
     });
     let received = net::drain(&mut stream);
