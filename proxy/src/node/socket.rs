@@ -16,9 +16,6 @@ use crate::steer::Clients;
 
 /// Pending connections that a listener holds; the kernel lowers it to `net.core.somaxconn`.
 const BACKLOG: i32 = 4096;
-/// The largest segment between the proxy and applications, in bytes: about that of a network. Over the loopback it would
-/// be 64 KiB, more than the whole buffer of an application that has asked for a small one, and such a connection stalls.
-const SEGMENT: u32 = 1400;
 /// How often another source address and port are tried when one is taken.
 const BIND_ATTEMPTS: u32 = 8;
 
@@ -101,7 +98,6 @@ fn listener_at(at: SocketAddr) -> io::Result<TcpListener> {
     socket.set_reuse_port(true)?;
     // Accepted sockets inherit these.
     configure(&socket)?;
-    socket.set_tcp_mss(SEGMENT)?;
     socket.bind(&at.into())?;
     socket.listen(BACKLOG)?;
     Ok(socket.into())
@@ -148,7 +144,6 @@ pub async fn dial_as(
     let mut taken = io::Error::from(io::ErrorKind::AddrInUse);
     for _ in 0..BIND_ATTEMPTS {
         let socket = socket_in(netns, to)?;
-        socket.set_tcp_mss(SEGMENT)?;
         // Between two sockets of this kind a port may be shared, as long as the other end differs.
         socket.set_reuse_address(true)?;
         let local = SocketAddr::new(loopback_source(to.ip()), fastrand::u16(local_ports[0]..=local_ports[1]));
