@@ -273,7 +273,10 @@ mod tests {
         let ca = command.find_subcommand("ca").unwrap();
         for command in [ca, ca.find_subcommand("token").unwrap()] {
             for long in command.get_arguments().filter_map(|arg| arg.get_long()) {
-                assert!(DOC.contains(&format!("`--{long}`")), "docs/configuration.md lacks --{long}");
+                assert!(
+                    DOC.contains(&format!("`--{long}`")),
+                    "docs/configuration.md lacks --{long}"
+                );
                 known.push(format!("--{long}"));
             }
         }

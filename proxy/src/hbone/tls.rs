@@ -15,7 +15,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 use crate::node::read_available;
 
 /// What one read from the socket takes at most. rustls itself asks for one record at a time.
-const READ_AHEAD: usize = 128 << 10;
+const READ_AHEAD: usize = 512 << 10;
 /// How much sealed data waits at most for room in the socket's buffer.
 const WRITE_BUFFER: usize = 256 << 10;
 

@@ -17,7 +17,7 @@ use super::{Fault, Outcome, Read, Write};
 use crate::node::read_available;
 
 /// What one read takes at most.
-const CHUNK: usize = 64 << 10;
+const CHUNK: usize = 256 << 10;
 /// Up to here a chunk is copied out of the buffer it was read into, so that a small one that waits does not hold a
 /// large buffer.
 const COPIED: usize = 8 << 10;
