@@ -280,7 +280,7 @@ mod tests {
         let leaf = Command::new("leaf")
             .arg(Arg::new("config").long("config").value_parser(value_parser!(PathBuf)))
             .arg(Arg::new("node_name").long("node-name").required(true))
-            .arg(Arg::new("by_env").long("by-env").env("CARGO_MANIFEST_DIR"))
+            .arg(Arg::new("by_env").long("by-env").env("PATH"))
             .arg(
                 Arg::new("workers")
                     .long("workers")
@@ -312,7 +312,7 @@ mod tests {
         let text = "node-name: file\nby-env: file\nworkers: 7\n";
         let matches = run(text, &["--node-name", "flag"]).unwrap();
         assert_eq!(one(&matches, "node_name"), "flag");
-        assert_eq!(one(&matches, "by_env"), env!("CARGO_MANIFEST_DIR"));
+        assert_eq!(one(&matches, "by_env"), std::env::var("PATH").unwrap());
         assert_eq!(matches.get_one::<u16>("workers"), Some(&7));
         let matches = run("node-name: file\n", &[]).unwrap();
         assert_eq!(
