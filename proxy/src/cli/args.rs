@@ -122,7 +122,8 @@ pub struct NodeArgs {
           default_value = "10s", value_parser = parse_positive_duration)]
     pub(super) connect_timeout: Duration,
 
-    /// How long TLS, HTTP/2 set-up and CONNECT with a tunnel's peer may take, each
+    /// How long TLS and HTTP/2 set-up with a tunnel's peer may take together; the answer to a CONNECT may take this and
+    /// --connect-timeout
     #[arg(long, value_name = "DURATION", env = "ADIT_HANDSHAKE_TIMEOUT", help_heading = PLANE_HEADING,
           default_value = "10s", value_parser = parse_positive_duration)]
     pub(super) handshake_timeout: Duration,

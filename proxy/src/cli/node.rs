@@ -119,15 +119,17 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
         tracing::info!("ready after {} ms", started.elapsed().as_millis());
     });
 
-    let flows = steering.flows();
+    let (flows, clients) = (steering.flows(), steering.clients());
     tokio::spawn(async move {
-        let (mut seen, mut due) = (HashSet::new(), interval(SWEEP_EVERY));
+        let (mut seen_flows, mut seen_clients, mut due) = (HashSet::new(), HashSet::new(), interval(SWEEP_EVERY));
         loop {
             due.tick().await;
-            match flows.sweep(&mut seen) {
-                Ok(0) => {}
-                Ok(count) => tracing::info!("removed {count} captured connections that nobody accepted"),
-                Err(error) => tracing::warn!("{error}"),
+            for swept in [flows.sweep(&mut seen_flows), clients.sweep(&mut seen_clients)] {
+                match swept {
+                    Ok(0) => {}
+                    Ok(count) => tracing::info!("removed {count} records of connections that nobody took"),
+                    Err(error) => tracing::warn!("{error}"),
+                }
             }
         }
     });
@@ -168,7 +170,7 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
         // Asked twice.
         () = stop.wait() => {}
     }
-    workers.stop();
+    workers.stop(telemetry.open_connections() == 0);
     Ok(())
 }
 

@@ -43,6 +43,11 @@ pub(super) async fn serve_tunnel(worker: Rc<Worker>, pod: Arc<LocalPod>, tcp: Tc
     let mut draining = worker.plane.draining.clone();
     let drain = async move { drop(draining.wait_for(|draining| *draining).await) };
     let mut served = pin!(tunnel.serve(&worker.hbone, drain, |incoming| {
+        // A peer may reset streams, and so get places for more, faster than what was begun for them ends.
+        if streams.borrow().len() >= 2 * worker.hbone.max_streams as usize {
+            incoming.refuse(StatusCode::SERVICE_UNAVAILABLE);
+            return;
+        }
         let (worker, pod, peer) = (Rc::clone(&worker), Arc::clone(&pod), Rc::clone(&peer));
         let serial = Arc::clone(certificate.serial());
         streams
@@ -111,12 +116,11 @@ async fn serve_stream(
         draft.certificate_serial = Some(serial);
         draft.source.identity = Some(SpiffeId::clone(&peer));
     }
-    let (stream, app) = match Box::pin(connect_stream(&worker, &pod, incoming, from, &peer, &mut track)).await {
+    let (stream, mut app) = match Box::pin(connect_stream(&worker, &pod, incoming, from, &peer, &mut track)).await {
         Ok(connected) => connected,
         Err(refusal) => return track.end(refusal),
     };
     let connection = track.open();
-    let mut app = AppStream::new(app);
     let (receiver, sender) = stream.split();
     let client = (TunnelReader(receiver), TunnelWriter(sender));
     let outcome = relay(client, app.split(), &connection.sent, &connection.received).await;
@@ -132,7 +136,7 @@ async fn connect_stream(
     from: SocketAddr,
     peer: &SpiffeId,
     track: &mut Track,
-) -> Result<(Stream, TcpStream), Refusal> {
+) -> Result<(Stream, AppStream), Refusal> {
     let refuse = |incoming: Incoming, status, how| {
         incoming.refuse(status);
         Err((Party::Proxy, how))
@@ -176,6 +180,7 @@ async fn connect_stream(
     }
     match connect_app(worker, pod, client, to, track).await {
         Ok(app) => {
+            let app = AppStream::new(app);
             let stream = incoming.grant().map_err(|_| (Party::Source, How::Reset))?;
             Ok((stream, app))
         }

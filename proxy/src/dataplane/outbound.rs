@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use super::record::{Author, How, Party, Path, Peer, Phase, Reporter};
 use super::track::{Refusal, Track};
 use super::worker::Worker;
-use crate::hbone::{HboneError, PoolKey, Stream, Tunnel};
+use crate::hbone::{HboneError, PoolKey, Shown, Stream, Tunnel};
 use crate::mesh::{Mesh, Protocol, Workload};
 use crate::node::{LocalPod, dial, dial_as};
 use crate::policy::{self, Verdict};
@@ -115,8 +115,8 @@ async fn establish(
         let attempt = attempt(worker, pod, &mesh, client, workload.as_ref(), addr, track).await;
         match attempt {
             Ok(next) => return Ok(next),
-            // A decision holds for every endpoint.
-            Err(refusal @ (_, How::Policy(_) | How::Identity(_))) => return Err(refusal),
+            // A policy's answer, or our own missing certificate, holds for every endpoint.
+            Err(refusal @ ((_, How::Policy(_)) | (Party::Proxy, How::Identity(_)))) => return Err(refusal),
             Err(refusal) => failure = refusal,
         }
     }
@@ -306,8 +306,11 @@ async fn tunnel(
             .map_err(|error| HboneError::Connect(error.to_string()))?;
             let start = Instant::now();
             let config = certificate.client_config(&destination);
-            let serial = Arc::clone(certificate.serial());
-            let tunnel = Tunnel::establish(tcp, config, serial, Rc::clone(&worker.hbone)).await?;
+            let shown = Shown {
+                serial: Arc::clone(certificate.serial()),
+                not_after: certificate.not_after(),
+            };
+            let tunnel = Tunnel::establish(tcp, config, shown, Rc::clone(&worker.hbone)).await?;
             plane.observer.handshake(Reporter::Source, start.elapsed());
             Ok(tunnel)
         }

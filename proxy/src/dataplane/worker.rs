@@ -6,15 +6,21 @@ use std::io;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::task::{JoinSet, LocalSet};
+use tokio::time::{sleep, timeout};
 
 use super::accept::accept_all;
 use super::{Dataplane, inbound, outbound};
 use crate::hbone::{HboneSettings, Pool};
 use crate::node::{LocalPod, PodListeners, PodServer};
+
+/// How long tunnels may take to send what they hold, once all connections have ended.
+const FLUSH: Duration = Duration::from_secs(1);
+const FLUSH_POLL: Duration = Duration::from_millis(2);
 
 /// What a worker's connections share.
 pub(super) struct Worker {
@@ -27,7 +33,10 @@ pub(super) struct Worker {
 enum Command {
     Add(Arc<LocalPod>, PodListeners),
     Remove(Arc<str>),
-    Stop,
+    /// End; first, if so, let tunnels send what they hold.
+    Stop {
+        flush: bool,
+    },
 }
 
 /// The workers.
@@ -60,11 +69,12 @@ impl Workers {
         Ok(workers)
     }
 
-    /// Ends the workers' connections, each with a reset, and waits for the threads.
-    pub fn stop(&self) {
+    /// Ends the workers' connections, each with a reset, and waits for the threads. With `flush`, which is for a drain
+    /// that has come to its end, tunnels first get a moment to send what they still hold of streams that have ended.
+    pub fn stop(&self, flush: bool) {
         for worker in &self.commands {
             // One that has ended has stopped.
-            let _ = worker.send(Command::Stop);
+            let _ = worker.send(Command::Stop { flush });
         }
         for thread in self.threads.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             if thread.join().is_err() {
@@ -113,7 +123,12 @@ async fn run(plane: Arc<Dataplane>, mut commands: mpsc::UnboundedReceiver<Comman
                     pods.remove(&uid);
                     worker.pool.forget_source(&uid);
                 }
-                Some(Command::Stop) | None => return,
+                Some(Command::Stop { flush: true }) => {
+                    // Too long a goodbye is cut short.
+                    let _ = timeout(FLUSH, flush(&worker, &mut pods)).await;
+                    return;
+                }
+                Some(Command::Stop { flush: false }) | None => return,
             },
             Ok(()) = generations.changed() => {
                 let mesh = worker.plane.mesh.load();
@@ -124,6 +139,16 @@ async fn run(plane: Arc<Dataplane>, mut commands: mpsc::UnboundedReceiver<Comman
                 worker.pool.clear();
             }
         }
+    }
+}
+
+/// Waits for the tunnels to end: the servers' with the pods' tasks, the clients' as they let go of the settings.
+async fn flush(worker: &Worker, pods: &mut HashMap<Arc<str>, JoinSet<()>>) {
+    for tasks in pods.values_mut() {
+        while tasks.join_next().await.is_some() {}
+    }
+    while Rc::strong_count(&worker.hbone) > 1 {
+        sleep(FLUSH_POLL).await;
     }
 }
 

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use bytes::Bytes;
 use h2::client::SendRequest;
@@ -32,8 +32,16 @@ struct TunnelUse {
     idle_since: Cell<Instant>,
     /// The connection has ended, or takes no new streams.
     closed: Cell<bool>,
-    /// The serial number of the certificate that was shown.
-    certificate: Arc<str>,
+    certificate: Shown,
+}
+
+/// The certificate that a tunnel's client has shown.
+#[derive(Debug, Clone)]
+pub struct Shown {
+    /// Its serial number.
+    pub serial: Arc<str>,
+    /// When it expires. From then on the tunnel takes no new streams.
+    pub not_after: SystemTime,
 }
 
 /// A stream's place among its tunnel's; given back on drop.
@@ -47,7 +55,7 @@ impl std::fmt::Debug for StreamPlace {
 
 impl StreamPlace {
     pub(super) fn certificate(&self) -> &Arc<str> {
-        &self.0.certificate
+        &self.0.certificate.serial
     }
 }
 
@@ -63,11 +71,11 @@ impl Drop for StreamPlace {
 
 impl Tunnel {
     /// Shakes hands over a fresh connection: TLS, then HTTP/2. Must run on a worker's `LocalSet`, which then drives
-    /// the tunnel. `certificate` is the serial number of the configuration's. Cancelling closes the connection.
+    /// the tunnel. `certificate` is the configuration's. Cancelling closes the connection.
     pub async fn establish(
         tcp: TcpStream,
         config: Arc<ClientConfig>,
-        certificate: Arc<str>,
+        certificate: Shown,
         settings: Rc<HboneSettings>,
     ) -> Result<Rc<Self>, HboneError> {
         let handshake = async {
@@ -137,7 +145,9 @@ impl Tunnel {
 
     /// Whether the tunnel is of no more use.
     pub(super) fn is_closed(&self) -> bool {
-        self.use_.closed.get() || self.requests.borrow().is_none()
+        self.use_.closed.get()
+            || self.requests.borrow().is_none()
+            || SystemTime::now() >= self.use_.certificate.not_after
     }
 
     /// Takes a place for a stream; to be asked only where there is room.

@@ -10,7 +10,7 @@ mod stream;
 mod tls;
 
 pub use authority::{Authority, AuthorityError};
-pub use client::Tunnel;
+pub use client::{Shown, Tunnel};
 pub use error::HboneError;
 pub use forwarded::{forwarded_for, parse_forwarded};
 pub use pool::{Dial, Pool, PoolKey};
@@ -31,7 +31,7 @@ pub struct HboneSettings {
     pub max_frame: u32,
     /// Streams on one tunnel, both as what is offered to peers and as what is used of their offer.
     pub max_streams: u32,
-    /// For TLS and the HTTP/2 preface, each.
+    /// For TLS and the HTTP/2 preface together.
     pub handshake_timeout: Duration,
     /// For the answer to a CONNECT.
     pub request_timeout: Duration,
@@ -47,9 +47,9 @@ impl Default for HboneSettings {
     fn default() -> Self {
         Self {
             stream_window: 1 << 20,
-            connection_window: 1 << 30,
+            connection_window: 100 << 20,
             max_frame: 1 << 20,
-            max_streams: 256,
+            max_streams: 100,
             handshake_timeout: Duration::from_secs(10),
             request_timeout: Duration::from_secs(10),
             ping_interval: Duration::from_secs(10),

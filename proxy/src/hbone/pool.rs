@@ -6,10 +6,12 @@ use std::future::Future;
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::{LocalBoxFuture, Shared};
 use tokio::task::spawn_local;
+use tokio::time::timeout;
 
 use super::client::OpenError;
 use super::{HboneError, Stream, Tunnel};
@@ -17,6 +19,10 @@ use crate::identity::SpiffeId;
 
 /// How often a request is made anew after its tunnel went away under it.
 const STALE_RETRIES: u32 = 3;
+
+/// How long a stream may take to open, tunnels that had to be made for it included. Each step has a shorter deadline
+/// of its own; this one ends the efforts with a peer whose tunnels have no room as soon as they stand.
+const OPEN_DEADLINE: Duration = Duration::from_secs(60);
 
 /// What streams must have in common to share a tunnel.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -58,6 +64,18 @@ impl Pool {
     /// Opens a stream, on a tunnel that there is or on one that `dial` makes. Cancelling leaves a tunnel that is on
     /// its way to others.
     pub async fn open(
+        self: &Rc<Self>,
+        key: &PoolKey,
+        authority: SocketAddr,
+        client: SocketAddr,
+        dial: impl Fn() -> Dial,
+    ) -> Result<Stream, HboneError> {
+        timeout(OPEN_DEADLINE, self.open_without_deadline(key, authority, client, dial))
+            .await
+            .map_err(|_| HboneError::RequestTimeout)?
+    }
+
+    async fn open_without_deadline(
         self: &Rc<Self>,
         key: &PoolKey,
         authority: SocketAddr,
@@ -129,7 +147,12 @@ impl Pool {
         let task = spawn_local(async move {
             let result = tunnel.await;
             let mut entries = pool.entries.borrow_mut();
-            let entry = entries.entry(for_key.clone()).or_default();
+            let Some(entry) = entries.get_mut(&for_key) else {
+                if let Ok(tunnel) = result {
+                    tunnel.retire();
+                }
+                return Err(HboneError::Connect("the pod or its peer has left".to_owned()));
+            };
             entry.dialling = None;
             match result {
                 Ok(tunnel) => {

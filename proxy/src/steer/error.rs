@@ -82,6 +82,9 @@ pub enum SteerError {
         /// What the kernel says.
         error: io::Error,
     },
+    /// Another pod is enrolled in the network namespace.
+    #[error("its network namespace is that of another enrolled pod; two pods cannot share one")]
+    NetnsTaken,
     /// The node has as many enrolled pods as there are places.
     #[error("this node has {0} enrolled pods already, the most that Adit takes")]
     TooManyPods(u32),

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use adit_common::{Flow, FlowKey, HostPort};
@@ -52,23 +52,7 @@ impl Flows {
     /// Removes entries that `seen`, the last sweep, has seen already, and notes those there are now. Such connections
     /// were established, but nobody accepted them: their pod has left in the meantime, or the kernel gave them up.
     pub fn sweep(&self, seen: &mut HashSet<FlowKey>) -> Result<usize, SteerError> {
-        let at = |error| SteerError::Map {
-            doing: "sweeping the captured connections",
-            error,
-        };
-        let mut now = HashSet::new();
-        let mut key: Option<FlowKey> = sys::next_key(self.map.as_fd(), None).map_err(at)?;
-        while let Some(last) = key {
-            key = sys::next_key(self.map.as_fd(), Some(&last)).map_err(at)?;
-            now.insert(last);
-        }
-        let stale: Vec<FlowKey> = now.intersection(seen).copied().collect();
-        for key in &stale {
-            sys::delete(self.map.as_fd(), key).map_err(at)?;
-            now.remove(key);
-        }
-        *seen = now;
-        Ok(stale.len())
+        sweep(self.map.as_fd(), seen)
     }
 }
 
@@ -103,11 +87,37 @@ impl Clients {
         })
     }
 
+    /// As [`Flows::sweep`]: connections that stood, but that no application's socket was made for.
+    pub fn sweep(&self, seen: &mut HashSet<FlowKey>) -> Result<usize, SteerError> {
+        sweep(self.map.as_fd(), seen)
+    }
+
     /// Takes back what was published.
     pub fn withdraw(&self, netns: u64, local: SocketAddr, server_port: u16) {
         // A key that is not there is no error, and the map takes any key.
         let _ = sys::delete(self.map.as_fd(), &key(netns, local, server_port));
     }
+}
+
+/// Removes entries that `seen` has already, and makes that what there is now.
+fn sweep(map: BorrowedFd<'_>, seen: &mut HashSet<FlowKey>) -> Result<usize, SteerError> {
+    let at = |error| SteerError::Map {
+        doing: "sweeping connections that nobody took",
+        error,
+    };
+    let mut now = HashSet::new();
+    let mut key: Option<FlowKey> = sys::next_key(map, None).map_err(at)?;
+    while let Some(last) = key {
+        key = sys::next_key(map, Some(&last)).map_err(at)?;
+        now.insert(last);
+    }
+    let stale: Vec<FlowKey> = now.intersection(seen).copied().collect();
+    for key in &stale {
+        sys::delete(map, key).map_err(at)?;
+        now.remove(key);
+    }
+    *seen = now;
+    Ok(stale.len())
 }
 
 fn key(netns: u64, client: SocketAddr, server_port: u16) -> FlowKey {

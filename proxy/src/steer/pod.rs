@@ -46,6 +46,13 @@ pub struct PodAttachment {
 impl Steering {
     /// Steers a pod. Established connections are not touched.
     pub fn attach_pod(&self, pod: &PodSteering<'_>) -> Result<PodAttachment, SteerError> {
+        let known: Option<Pod> = sys::get(self.maps.pods.as_fd(), &pod.cookie).map_err(|error| SteerError::Map {
+            doing: "looking for a pod",
+            error,
+        })?;
+        if known.is_some() {
+            return Err(SteerError::NetnsTaken);
+        }
         let slot = self.slots.take()?;
         let mut flags = PodFlags::default();
         if self.log.covers(pod.namespace, pod.name) {

@@ -13,6 +13,7 @@ use aya_obj::generated::{bpf_attach_type, bpf_insn};
 use super::object::ProgramSpec;
 
 const BPF_MAP_CREATE: libc::c_int = 0;
+const BPF_MAP_LOOKUP_ELEM: libc::c_int = 1;
 const BPF_MAP_UPDATE_ELEM: libc::c_int = 2;
 const BPF_MAP_DELETE_ELEM: libc::c_int = 3;
 const BPF_MAP_GET_NEXT_KEY: libc::c_int = 4;
@@ -150,10 +151,19 @@ pub(super) fn delete<K: Pod>(map: BorrowedFd<'_>, key: &K) -> io::Result<()> {
 
 /// Takes `key` out of a hash. Minimum kernel 5.14.
 pub(super) fn take<K: Pod, V: Pod>(map: BorrowedFd<'_>, key: &K) -> io::Result<Option<V>> {
+    read(BPF_MAP_LOOKUP_AND_DELETE_ELEM, map, key)
+}
+
+/// Reads the value of `key`.
+pub(super) fn get<K: Pod, V: Pod>(map: BorrowedFd<'_>, key: &K) -> io::Result<Option<V>> {
+    read(BPF_MAP_LOOKUP_ELEM, map, key)
+}
+
+fn read<K: Pod, V: Pod>(command: libc::c_int, map: BorrowedFd<'_>, key: &K) -> io::Result<Option<V>> {
     let mut value = MaybeUninit::<V>::uninit();
     let mut attr = element(map, key, value.as_mut_ptr(), 0);
     // SAFETY: on success the kernel has written a whole value, and any bits are a valid `V`.
-    Ok(absent_is_none(bpf(BPF_MAP_LOOKUP_AND_DELETE_ELEM, &mut attr))?.map(|_| unsafe { value.assume_init() }))
+    Ok(absent_is_none(bpf(command, &mut attr))?.map(|_| unsafe { value.assume_init() }))
 }
 
 /// The key after `key`, or the first.
