@@ -164,7 +164,13 @@ mod tests {
     }
 
     fn settings(more: &[&str]) -> Result<NodeSettings, SettingsError> {
-        let mut args = vec!["node", "--node-name=n", "--mesh-file=/m", "--ca-root=/r"];
+        let mut args = vec![
+            "node",
+            "--node-name=n",
+            "--mesh-file=/m",
+            "--ca-root=/r",
+            "--pods-cgroup=/c",
+        ];
         if !more.iter().any(|arg| arg.starts_with("--ca-address")) {
             args.push("--ca-address=https://ca:15012");
         }

@@ -184,6 +184,10 @@ async fn connect_stream(
             let stream = incoming.grant().map_err(|_| (Party::Source, How::Reset))?;
             Ok((stream, app))
         }
+        Err(refusal @ (_, How::Reset)) => {
+            incoming.reset();
+            Err(refusal)
+        }
         Err(refusal) => {
             incoming.refuse(StatusCode::SERVICE_UNAVAILABLE);
             Err(refusal)

@@ -115,8 +115,11 @@ async fn establish(
         let attempt = attempt(worker, pod, &mesh, client, workload.as_ref(), addr, track).await;
         match attempt {
             Ok(next) => return Ok(next),
-            // A policy's answer, or our own missing certificate, holds for every endpoint.
-            Err(refusal @ ((_, How::Policy(_)) | (Party::Proxy, How::Identity(_)))) => return Err(refusal),
+            // A policy's answer, or our own missing certificate, holds for every endpoint; an application that has reset
+            // the connection has had it.
+            Err(refusal @ ((_, How::Policy(_) | How::Reset) | (Party::Proxy, How::Identity(_)))) => {
+                return Err(refusal);
+            }
             Err(refusal) => failure = refusal,
         }
     }
@@ -238,6 +241,8 @@ async fn connected(
     track.phase(Phase::Connect);
     match timeout(worker.plane.settings.connect_timeout, dialled).await {
         Ok(Ok(tcp)) => Ok(tcp),
+        // Accepted, and reset at once.
+        Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionReset => Err((Party::Destination, How::Reset)),
         Ok(Err(error)) => Err((Party::Destination, How::Refused(format!("connecting to {to}: {error}")))),
         Err(_) => Err((Party::Destination, How::Timeout)),
     }
@@ -330,7 +335,7 @@ fn phase_of(error: &HboneError) -> Phase {
     match error {
         HboneError::Connect(_) | HboneError::ConnectTimeout => Phase::Connect,
         HboneError::Tls(_) | HboneError::HandshakeTimeout => Phase::Handshake,
-        HboneError::Http2(_) | HboneError::Status(_) | HboneError::RequestTimeout => Phase::Request,
+        HboneError::Http2(_) | HboneError::Status(_) | HboneError::Reset | HboneError::RequestTimeout => Phase::Request,
     }
 }
 
@@ -338,6 +343,7 @@ fn refusal_of(error: &HboneError, peer: SocketAddr) -> Refusal {
     let text = || format!("tunnel to {peer}: {error}");
     let how = match error {
         HboneError::ConnectTimeout | HboneError::HandshakeTimeout | HboneError::RequestTimeout => How::Timeout,
+        HboneError::Reset => How::Reset,
         HboneError::Tls(_) => How::Identity(text()),
         HboneError::Status(StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => {
             How::Policy(format!("the destination's proxy refuses: {error}"))
@@ -371,6 +377,7 @@ mod tests {
                 Phase::Request,
                 "refused",
             ),
+            (HboneError::Reset, Phase::Request, "reset"),
             (HboneError::RequestTimeout, Phase::Request, "timeout"),
         ] {
             assert_eq!(

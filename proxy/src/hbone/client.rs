@@ -186,7 +186,7 @@ impl Tunnel {
             let response = response.await.map_err(|error| {
                 // A peer that resets the stream has answered; anything else says that the tunnel is gone.
                 if error.is_reset() {
-                    OpenError::Failed(HboneError::http2(&error))
+                    OpenError::Failed(HboneError::Reset)
                 } else {
                     stale(error)
                 }

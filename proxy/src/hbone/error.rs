@@ -25,6 +25,9 @@ pub enum HboneError {
     /// The peer refused the request.
     #[error("the peer answered {0}")]
     Status(http::StatusCode),
+    /// The peer reset the stream instead of answering: its application has reset the connection.
+    #[error("the peer reset the stream")]
+    Reset,
     /// The answer to the request took longer than it may.
     #[error("the peer did not answer the request in time")]
     RequestTimeout,

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use bytes::Bytes;
-use h2::RecvStream;
 use h2::server::{Connection, SendResponse};
+use h2::{Reason, RecvStream};
 use http::{Method, Response, StatusCode};
 use rustls::ServerConfig;
 use tokio::net::TcpStream;
@@ -139,6 +139,11 @@ impl Incoming {
             .send_response(response, false)
             .map_err(|error| HboneError::http2(&error))?;
         Ok(Stream::new(send, self.recv, None))
+    }
+
+    /// Resets the stream: the application has reset the connection.
+    pub fn reset(mut self) {
+        self.respond.send_reset(Reason::CANCEL);
     }
 
     /// Refuses it.
