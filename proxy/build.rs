@@ -32,13 +32,15 @@ fn embed_kernel_programs() {
     println!("cargo::rustc-env=ADIT_BPF_OBJECT={}", object.display());
 }
 
-/// `bpf/adit.bpf.o` in the target folder, which is the one above our output folder that cargo has tagged: that holds
-/// for CARGO_TARGET_DIR, for the configuration's `target-dir` and for `--target` alike.
+/// `bpf/adit.bpf.o` in the target folder, which is the one above our output folder that has it: that holds for
+/// CARGO_TARGET_DIR, for the configuration's `target-dir` and for `--target` alike.
 fn built_object() -> PathBuf {
+    const OBJECT: &str = "bpf/adit.bpf.o";
     let out = PathBuf::from(env::var_os("OUT_DIR").unwrap_or_default());
-    let target = out
+    let built = out
         .ancestors()
         .skip(1)
-        .find(|folder| folder.join("CACHEDIR.TAG").is_file());
-    target.unwrap_or_else(|| Path::new("../target")).join("bpf/adit.bpf.o")
+        .map(|folder| folder.join(OBJECT))
+        .find(|object| object.is_file());
+    built.unwrap_or_else(|| Path::new("../target").join(OBJECT))
 }
