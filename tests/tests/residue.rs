@@ -57,18 +57,19 @@ fn live_bed(name: &str) -> Bed {
 /// Both orders in one test, since what is loaded is the whole machine's.
 #[test]
 fn neither_a_proxy_that_is_stopped_nor_one_that_is_killed_leaves_anything_behind() {
+    // The kernel may be yet to free what others had loaded: what is there now may go, but nothing may come.
     let (links_before, programs_before, pins_before) = (links(), programs(), pins());
 
     let bed = live_bed("stopped");
     assert!(
-        programs().len() > programs_before.len(),
+        !programs().is_subset(&programs_before),
         "the check finds the programs of a live proxy"
     );
     for node in bed.nodes() {
         node.signal(Signal::SIGTERM).unwrap();
         assert!(node.wait_ended(SOON).unwrap().success());
     }
-    let clean = || Ok(programs() == programs_before && pins() == pins_before);
+    let clean = || Ok(programs().is_subset(&programs_before) && pins() == pins_before);
     wait_for("the programs of stopped proxies to be gone", SOON, clean).unwrap();
     let prefix = bed.prefix().to_owned();
     drop(bed);
@@ -80,7 +81,7 @@ fn neither_a_proxy_that_is_stopped_nor_one_that_is_killed_leaves_anything_behind
     drop(bed);
     assert_eq!(residue(&prefix), Vec::<String>::new());
     wait_for("the programs of killed proxies to be gone", SOON, || {
-        Ok(programs() == programs_before)
+        Ok(programs().is_subset(&programs_before))
     })
     .unwrap();
     assert_eq!(links(), links_before);
