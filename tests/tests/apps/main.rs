@@ -1,6 +1,5 @@
 //! Real applications in the mesh, unmodified and as their packages configure them; and a real peer, Envoy.
 #![expect(clippy::unwrap_used, reason = "a test panics where it fails, its helpers too")]
-#![expect(clippy::unwrap_used, reason = "a helper that fails is a failed test")]
 
 mod world;
 
