@@ -70,44 +70,27 @@ impl Pool {
         client: SocketAddr,
         dial: impl Fn() -> Dial,
     ) -> Result<Stream, HboneError> {
-        timeout(OPEN_DEADLINE, self.open_without_deadline(key, authority, client, dial))
+        let opened = async {
+            let mut stale = 0;
+            loop {
+                let Some(tunnel) = self.with_room(key) else {
+                    self.dialling(key, &dial).await?;
+                    continue;
+                };
+                let place = tunnel.take_place();
+                match tunnel.open(place, authority, client).await {
+                    Ok(stream) => return Ok(stream),
+                    Err(OpenError::Stale(_)) if stale < STALE_RETRIES => {
+                        stale += 1;
+                        self.forget(key, &tunnel);
+                    }
+                    Err(OpenError::Stale(error) | OpenError::Failed(error)) => return Err(error),
+                }
+            }
+        };
+        timeout(OPEN_DEADLINE, opened)
             .await
             .map_err(|_| HboneError::RequestTimeout)?
-    }
-
-    async fn open_without_deadline(
-        self: &Rc<Self>,
-        key: &PoolKey,
-        authority: SocketAddr,
-        client: SocketAddr,
-        dial: impl Fn() -> Dial,
-    ) -> Result<Stream, HboneError> {
-        let mut stale = 0;
-        loop {
-            let Some(tunnel) = self.with_room(key) else {
-                self.dialling(key, &dial).await?;
-                continue;
-            };
-            let place = tunnel.take_place();
-            match tunnel.open(place, authority, client).await {
-                Ok(stream) => return Ok(stream),
-                Err(OpenError::Stale(_)) if stale < STALE_RETRIES => {
-                    stale += 1;
-                    self.forget(key, &tunnel);
-                }
-                Err(OpenError::Stale(error) | OpenError::Failed(error)) => return Err(error),
-            }
-        }
-    }
-
-    /// How many tunnels there are.
-    pub fn len(&self) -> usize {
-        self.entries.borrow().values().map(|entry| entry.tunnels.len()).sum()
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 
     /// Lets go of the tunnels of a pod that has left.
