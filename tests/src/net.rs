@@ -159,6 +159,7 @@ fn echo(mut stream: TcpStream, peer: SocketAddr) -> anyhow::Result<Seen> {
                 text.extend_from_slice(&buffer[..count]);
                 stream.write_all(&buffer[..count]).context("echo")?;
             }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => break Ending::of(&error),
         }
     };
@@ -223,6 +224,8 @@ pub fn read_to_end(mut stream: &TcpStream) -> (String, Ending) {
         match stream.read(&mut buffer) {
             Ok(0) => break Ending::Fin,
             Ok(count) => bytes.extend_from_slice(&buffer[..count]),
+            // A ring that the kernel is still taking down may wake its process.
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => break Ending::of(&error),
         }
     };
