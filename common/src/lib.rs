@@ -15,6 +15,6 @@ pub use decide::{
     destination_hash, syn,
 };
 pub use maps::{
-    AddrKey, COMMAND_LEN, Flow, FlowKey, LISTENERS_PER_POD, Listener, MAX_CLIENTS, MAX_FLOWS, MAX_PODS, Pod, PodFlags,
-    listener_index,
+    AddrKey, COMMAND_LEN, Flow, FlowKey, LAYOUT, LISTENERS_PER_POD, Listener, MAX_CLIENTS, MAX_FLOWS, MAX_PODS,
+    MAX_PROXIES, Pod, PodFlags, listener_index,
 };

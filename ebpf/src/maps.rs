@@ -3,7 +3,7 @@
 use core::ffi::c_void;
 use core::ptr;
 
-use adit_common::{AddrKey, Flow, FlowKey, LISTENERS_PER_POD, MAX_CLIENTS, MAX_FLOWS, MAX_PODS, Pod};
+use adit_common::{AddrKey, Flow, FlowKey, LISTENERS_PER_POD, MAX_CLIENTS, MAX_FLOWS, MAX_PODS, MAX_PROXIES, Pod};
 use aya_ebpf::bindings::{BPF_SK_STORAGE_GET_F_CREATE, bpf_sock};
 use aya_ebpf::btf_maps::{HashMap, SkStorage, SockMap};
 use aya_ebpf::helpers::generated::{bpf_sk_storage_delete, bpf_sk_storage_get};
@@ -16,6 +16,10 @@ pub static PODS: HashMap<u64, Pod, { MAX_PODS as usize }> = HashMap::new();
 /// The addresses of pods that have more than one of a family.
 #[btf_map(name = "adit_addrs")]
 pub static ADDRS: HashMap<AddrKey, u8, { 8 * MAX_PODS as usize }> = HashMap::new();
+
+/// The cgroups of the proxies, whose own sockets in pods' namespaces are left alone.
+#[btf_map(name = "adit_proxies")]
+pub static PROXIES: HashMap<u64, u8, { MAX_PROXIES as usize }> = HashMap::new();
 
 /// Captured connections from their SYN to the proxy's accept. Not an LRU: full means refused, never forgotten.
 #[btf_map(name = "adit_flows")]

@@ -32,6 +32,10 @@ fn run(invocation: Invocation) -> anyhow::Result<()> {
             start(&settings.log);
             control_runtime()?.block_on(cli::node::run(*settings))
         }
+        Invocation::Uninstall(log, bpf_dir) => {
+            start(&log);
+            cli::uninstall(&bpf_dir)
+        }
         Invocation::Ca(args) => {
             start(&args.log());
             control_runtime()?.block_on(cli::run_ca(*args))

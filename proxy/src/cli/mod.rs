@@ -11,9 +11,12 @@ mod settings;
 mod values;
 
 use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use thiserror::Error;
+
+use crate::steer;
 
 pub use args::{LogArgs, NodeArgs};
 pub use ca::CaCommand;
@@ -28,6 +31,8 @@ pub use values::{BpfLog, LogLevel, PodName, ValueError, parse_bytes, parse_durat
 pub enum Invocation {
     /// `adit node`.
     Node(Box<NodeSettings>),
+    /// `adit node --uninstall`.
+    Uninstall(LogSettings, PathBuf),
     /// `adit ca` and what stands below it.
     Ca(Box<CaCommand>),
     /// `adit version`.
@@ -64,6 +69,7 @@ impl CliError {
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, CliError> {
     let matches = file::matches(Adit::command(), args.into_iter().collect())?;
     match Adit::from_arg_matches(&matches)?.command {
+        Command::Node(args) if args.uninstall => Ok(Invocation::Uninstall(args.log.into(), args.bpf_dir)),
         Command::Node(args) => Ok(Invocation::Node(Box::new((*args).try_into()?))),
         Command::Ca(args) => Ok(Invocation::Ca(args)),
         Command::Version => Ok(Invocation::Version),
@@ -94,6 +100,16 @@ pub fn chain(error: &dyn std::error::Error) -> String {
         cause = error.source();
     }
     line.lines().map(str::trim).collect::<Vec<_>>().join(" ")
+}
+
+/// Runs `adit node --uninstall`.
+pub fn uninstall(bpf_dir: &Path) -> anyhow::Result<()> {
+    if steer::uninstall(bpf_dir)? {
+        tracing::info!("removed all of Adit below {}", bpf_dir.display());
+    } else {
+        tracing::info!("there is nothing of Adit at {}", bpf_dir.display());
+    }
+    Ok(())
 }
 
 /// Runs `adit ca` or a command below it.

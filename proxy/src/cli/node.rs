@@ -22,7 +22,7 @@ use crate::identity::{CaClient, CaSettings, CertStore, StoreSettings};
 use crate::mesh::MeshHandle;
 use crate::mesh::source::{FileSource, StatusHandle};
 use crate::node::{self, Enrolment, LocalPods};
-use crate::steer::{self, LogScope, SteerSettings, Steering};
+use crate::steer::{self, LogScope, Prepared, SteerError, SteerSettings};
 use crate::telemetry::{Telemetry, TelemetrySettings};
 
 /// How often a drain looks whether it is done.
@@ -69,12 +69,25 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
     });
     tokio::spawn(source.watch());
 
-    let steering = Arc::new(start_steering(&settings).await?);
+    let prepared = prepare_steering(&settings).await?;
+    let adopts = prepared.adopts();
+    let pods_cgroup = settings.pods_cgroup.clone();
+    let steering = spawn_blocking(move || -> Result<_, SteerError> {
+        if adopts {
+            // Before anything is replaced that another process has put in place, and that works.
+            node::isolated_self_test(&pods_cgroup)?;
+        }
+        let steering = prepared.attach()?;
+        if !adopts {
+            node::self_test(&steering, &pods_cgroup)?;
+        }
+        steering.sweep_proxies()?;
+        Ok(Arc::new(steering))
+    })
+    .await??;
     if let Some(log) = steering.take_log() {
         tokio::spawn(steer::forward_logs(log));
     }
-    let (tested, pods_cgroup) = (Arc::clone(&steering), settings.pods_cgroup.clone());
-    spawn_blocking(move || node::self_test(&tested, &pods_cgroup)).await??;
     let (drain, draining) = watch::channel(false);
     let plane = Arc::new(Dataplane {
         mesh: mesh.clone(),
@@ -174,7 +187,7 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn start_steering(settings: &NodeSettings) -> anyhow::Result<Steering> {
+async fn prepare_steering(settings: &NodeSettings) -> anyhow::Result<Prepared> {
     let log = match &settings.bpf_log {
         BpfLog::None => LogScope::None,
         BpfLog::All => LogScope::All,
@@ -185,9 +198,10 @@ async fn start_steering(settings: &NodeSettings) -> anyhow::Result<Steering> {
     };
     let steer_settings = SteerSettings {
         pods_cgroup: settings.pods_cgroup.clone(),
+        bpf_dir: settings.bpf_dir.clone(),
         log,
     };
-    Ok(spawn_blocking(move || Steering::start(&steer_settings)).await??)
+    Ok(spawn_blocking(move || Prepared::new(&steer_settings)).await??)
 }
 
 fn cert_store(settings: &NodeSettings) -> anyhow::Result<CertStore> {

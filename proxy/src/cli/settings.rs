@@ -62,6 +62,8 @@ pub struct NodeSettings {
     pub mesh_file: PathBuf,
     /// The cgroup that holds all pods.
     pub pods_cgroup: PathBuf,
+    /// The folder of a bpffs in which maps and programs are pinned.
+    pub bpf_dir: PathBuf,
     /// The certificate authority.
     pub ca: CaClientSettings,
     /// How long a connection waits for a certificate that is not there yet.
@@ -113,6 +115,7 @@ impl TryFrom<NodeArgs> for NodeSettings {
             node_name: args.node_name,
             mesh_file: args.mesh_file,
             pods_cgroup: args.pods_cgroup,
+            bpf_dir: args.bpf_dir,
             ca: CaClientSettings {
                 address: args.ca_address,
                 root: args.ca_root,

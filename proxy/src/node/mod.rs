@@ -9,5 +9,5 @@ mod socket;
 pub use enrol::{EnrolError, Enrolment, PodServer, RETRY};
 pub use netns::{Netns, NetnsError};
 pub use pod::{LocalPod, LocalPods};
-pub use self_test::{self_test, self_test_connect};
+pub use self_test::{isolated_self_test, self_test, self_test_connect};
 pub use socket::{PodListeners, dial, dial_as, listen_in, read_available};

@@ -1,13 +1,13 @@
-//! One enrolled pod: its entry in the maps, its listeners, its instance of the socket lookup.
+//! The enrolled pods: their entries in the maps, their listeners, their instances of the socket lookup.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{MutexGuard, PoisonError};
 
 use adit_common::{Addr, AddrKey, Listener, MAX_PODS, Pod, PodFlags, listener_index};
 
-use super::{Maps, SK_LOOKUP, SteerError, Steering, sys};
+use super::{SK_LOOKUP, SteerError, Steering, sys};
 
 /// What steering must know of a pod.
 #[derive(Debug)]
@@ -24,36 +24,71 @@ pub struct PodSteering<'a> {
     pub addresses: &'a [IpAddr],
     /// The pod's `net.ipv4.ip_local_port_range`.
     pub local_ports: [u16; 2],
-    /// The listeners, made in the pod's namespace: for outbound, tunnels and plaintext.
+    /// The listeners, made in the pod's namespace. None: whatever the pod dials or is sent is refused.
+    pub listeners: Option<ListenerFds<'a>>,
+}
+
+/// A pod's listeners.
+#[derive(Debug, Clone, Copy)]
+pub struct ListenerFds<'a> {
+    /// For the pod's own captured connections.
     pub outbound: BorrowedFd<'a>,
-    /// See there.
+    /// For tunnels.
     pub hbone: BorrowedFd<'a>,
-    /// See there.
+    /// For plaintext from outside the mesh.
     pub plaintext: BorrowedFd<'a>,
 }
 
-/// A pod that is steered. Dropping this lets it go: connects first, then what comes in.
-pub struct PodAttachment {
-    maps: Arc<Maps>,
-    slots: Arc<Slots>,
-    slot: u32,
-    cookie: u64,
-    extra_addresses: Vec<AddrKey>,
-    /// Holds the instance of the socket lookup.
-    _lookup: Option<OwnedFd>,
+/// A pod that is steered, by this process or by one before it.
+pub(super) struct HeldPod {
+    pub(super) entry: Pod,
+    pub(super) extra_addresses: Vec<AddrKey>,
+    /// The link of the pod's socket lookup.
+    pub(super) lookup: Option<OwnedFd>,
+    /// Whether this process has asked for it.
+    pub(super) claimed: bool,
+}
+
+/// The pods that are steered, by the cookies of their network namespaces.
+#[derive(Default)]
+pub(super) struct HeldPods {
+    pub(super) by_cookie: HashMap<u64, HeldPod>,
+    pub(super) slots: Slots,
 }
 
 impl Steering {
-    /// Steers a pod. Established connections are not touched.
-    pub fn attach_pod(&self, pod: &PodSteering<'_>) -> Result<PodAttachment, SteerError> {
-        let known: Option<Pod> = sys::get(self.maps.pods.as_fd(), &pod.cookie).map_err(|error| SteerError::Map {
-            doing: "looking for a pod",
-            error,
-        })?;
-        if known.is_some() {
-            return Err(SteerError::NetnsTaken);
+    /// Steers a pod. One that is steered already, by this process or by one before it, is never let go in between:
+    /// first its listeners, then its socket lookup, then its entry are replaced. Established connections are not
+    /// touched.
+    ///
+    /// # Errors
+    ///
+    /// A pod that was not steered before is as it was; one that was is steered as before, or to nobody.
+    pub fn attach_pod(&self, pod: &PodSteering<'_>) -> Result<(), SteerError> {
+        let mut pods = self.held_pods();
+        let before = pods.by_cookie.remove(&pod.cookie);
+        let is_new = before.is_none();
+        let mut held = match before {
+            Some(held) => held,
+            None => HeldPod::new(pods.slots.take()?),
+        };
+        let done = self.put_pod(pod, &mut held);
+        pods.by_cookie.insert(pod.cookie, held);
+        if done.is_err() && is_new {
+            self.release_held(&mut pods, pod.cookie);
         }
-        let slot = self.slots.take()?;
+        done
+    }
+
+    /// Lets a pod go: connects first, then what comes in. Established connections are not touched.
+    pub fn release_pod(&self, cookie: u64) {
+        self.release_held(&mut self.held_pods(), cookie);
+    }
+
+    fn put_pod(&self, pod: &PodSteering<'_>, held: &mut HeldPod) -> Result<(), SteerError> {
+        let maps = &self.maps;
+        let at = |doing| move |error| SteerError::Map { doing, error };
+        let slot = held.entry.slot;
         let mut flags = PodFlags::default();
         if self.log.covers(pod.namespace, pod.name) {
             flags = flags.with(PodFlags::LOG);
@@ -71,106 +106,170 @@ impl Steering {
         if !others.is_empty() {
             flags = flags.with(PodFlags::MORE_ADDRESSES);
         }
-        // From here on a failure undoes what was done, by the drop of the attachment.
-        let mut attachment = PodAttachment {
-            maps: Arc::clone(&self.maps),
-            slots: Arc::clone(&self.slots),
-            slot,
-            cookie: pod.cookie,
-            extra_addresses: others,
-            _lookup: None,
-        };
-        let maps = &self.maps;
-        let at = |doing| move |error| SteerError::Map { doing, error };
-        for (kind, listener) in [
-            (Listener::Outbound, pod.outbound),
-            (Listener::Hbone, pod.hbone),
-            (Listener::Plaintext, pod.plaintext),
-        ] {
-            let value: RawFd = listener.as_raw_fd();
-            sys::update(maps.listeners.as_fd(), &listener_index(slot, kind), &value, 0)
-                .map_err(at("entering a pod's listener"))?;
+        for kind in [Listener::Outbound, Listener::Hbone, Listener::Plaintext] {
+            let index = listener_index(slot, kind);
+            let Some(listeners) = pod.listeners else {
+                // That there was none is an error of this kind of map.
+                let _ = sys::delete(maps.listeners.as_fd(), &index);
+                continue;
+            };
+            let value: RawFd = match kind {
+                Listener::Outbound => listeners.outbound,
+                Listener::Hbone => listeners.hbone,
+                Listener::Plaintext => listeners.plaintext,
+            }
+            .as_raw_fd();
+            sys::update(maps.listeners.as_fd(), &index, &value, 0).map_err(at("entering a pod's listener"))?;
         }
-        for key in &attachment.extra_addresses {
-            sys::update(maps.addrs.as_fd(), key, &1_u8, 0).map_err(at("entering a pod's address"))?;
+        let stale: Vec<AddrKey> = held.extra_addresses.extract_if(.., |key| !others.contains(key)).collect();
+        for key in others {
+            sys::update(maps.addrs.as_fd(), &key, &1_u8, 0).map_err(at("entering a pod's address"))?;
+            if !held.extra_addresses.contains(&key) {
+                held.extra_addresses.push(key);
+            }
         }
         // What comes in is steered before connects are captured: a captured connect must find its listener.
-        attachment._lookup = Some(self.load_lookup(pod, slot, flags)?);
+        self.put_lookup(pod, slot, flags, &mut held.lookup)?;
         let entry = Pod {
             v4: first(true),
             v6: first(false),
-            proxy_cgroup: self.proxy_cgroup,
             slot,
             flags,
             local_ports: pod.local_ports,
             seed: fastrand::u32(..),
         };
         sys::update(maps.pods.as_fd(), &pod.cookie, &entry, 0).map_err(at("entering a pod"))?;
-        Ok(attachment)
+        held.entry = entry;
+        held.claimed = true;
+        for key in &stale {
+            sys::delete(maps.addrs.as_fd(), key).map_err(at("removing a pod's address"))?;
+        }
+        Ok(())
     }
 
-    fn load_lookup(&self, pod: &PodSteering<'_>, slot: u32, flags: PodFlags) -> Result<OwnedFd, SteerError> {
+    /// Puts a new instance of the socket lookup into the pod's link, or makes the link.
+    fn put_lookup(
+        &self,
+        pod: &PodSteering<'_>,
+        slot: u32,
+        flags: PodFlags,
+        link: &mut Option<OwnedFd>,
+    ) -> Result<(), SteerError> {
+        let failed = |error| SteerError::Attach {
+            program: SK_LOOKUP.name,
+            target: "the pod's network namespace",
+            error,
+        };
+        let program = self.load_lookup(pod.cookie, slot, flags)?;
+        if let Some(link) = &*link
+            && is_on(link, pod.netns)
+        {
+            sys::update_link(link.as_fd(), program.as_fd()).map_err(failed)?;
+        } else {
+            let new = sys::link(program.as_fd(), pod.netns, SK_LOOKUP.attach).map_err(failed)?;
+            if let Some(old) = link.replace(new) {
+                // Detached already, most likely.
+                let _ = sys::detach_link(old.as_fd());
+            }
+        }
+        if let (Some(pins), Some(link)) = (&self.pins, &*link)
+            && pins.pod(pod.cookie)?.is_none_or(|pinned| !same_link(&pinned, link))
+        {
+            pins.pin_pod(pod.cookie, link)?;
+        }
+        Ok(())
+    }
+
+    fn load_lookup(&self, cookie: u64, slot: u32, flags: PodFlags) -> Result<OwnedFd, SteerError> {
         let constants: [(&str, &[u8]); 3] = [
-            ("ADIT_NETNS", &pod.cookie.to_ne_bytes()),
+            ("ADIT_NETNS", &cookie.to_ne_bytes()),
             ("ADIT_SLOT", &slot.to_ne_bytes()),
             ("ADIT_FLAGS", &flags.0.to_ne_bytes()),
         ];
         let mut lookup = self.lookup.lock().unwrap_or_else(PoisonError::into_inner);
-        let program = lookup.instantiate(HashMap::from(constants))?;
-        sys::link(program.as_fd(), pod.netns, SK_LOOKUP.attach).map_err(|error| SteerError::Attach {
-            program: SK_LOOKUP.name,
-            target: "the pod's network namespace",
-            error,
-        })
+        lookup.instantiate(HashMap::from(constants))
     }
-}
 
-impl Drop for PodAttachment {
-    fn drop(&mut self) {
+    pub(super) fn release_held(&self, pods: &mut HeldPods, cookie: u64) {
+        let Some(pod) = pods.by_cookie.remove(&cookie) else {
+            return;
+        };
         // Errors here could only say that an entry is gone already.
-        let _ = sys::delete(self.maps.pods.as_fd(), &self.cookie);
-        self._lookup = None;
-        for key in &self.extra_addresses {
+        let _ = sys::delete(self.maps.pods.as_fd(), &cookie);
+        if let Some(link) = &pod.lookup {
+            // A predecessor that drains may hold it too.
+            let _ = sys::detach_link(link.as_fd());
+        }
+        if let Some(pins) = &self.pins
+            && let Err(error) = pins.unpin_pod(cookie)
+        {
+            tracing::warn!("{error}");
+        }
+        for key in &pod.extra_addresses {
             let _ = sys::delete(self.maps.addrs.as_fd(), key);
         }
         for kind in [Listener::Outbound, Listener::Hbone, Listener::Plaintext] {
-            let _ = sys::delete(self.maps.listeners.as_fd(), &listener_index(self.slot, kind));
+            let _ = sys::delete(self.maps.listeners.as_fd(), &listener_index(pod.entry.slot, kind));
         }
-        self.slots.give_back(self.slot);
+        pods.slots.give_back(pod.entry.slot);
     }
+
+    pub(super) fn held_pods(&self) -> MutexGuard<'_, HeldPods> {
+        self.pods.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl HeldPod {
+    fn new(slot: u32) -> Self {
+        Self {
+            entry: Pod {
+                slot,
+                ..Pod::default()
+            },
+            extra_addresses: Vec::new(),
+            lookup: None,
+            claimed: true,
+        }
+    }
+}
+
+/// Whether the link is attached to this network namespace.
+pub(super) fn is_on(link: &OwnedFd, netns: BorrowedFd<'_>) -> bool {
+    let inode = nix::sys::stat::fstat(netns).map(|stat| stat.st_ino);
+    sys::link_info(link.as_fd()).is_ok_and(|info| inode == Ok(info.netns.into()))
+}
+
+fn same_link(one: &OwnedFd, other: &OwnedFd) -> bool {
+    let id = |link: &OwnedFd| sys::link_info(link.as_fd()).map(|info| info.id).ok();
+    id(one).is_some() && id(one) == id(other)
 }
 
 /// The places of the map of listeners, one for each pod.
 #[derive(Default)]
 pub(super) struct Slots {
-    free: Mutex<FreeSlots>,
-}
-
-#[derive(Default)]
-struct FreeSlots {
-    returned: Vec<u32>,
-    unused: u32,
+    taken: BTreeSet<u32>,
+    /// No place below this is free.
+    search_from: u32,
 }
 
 impl Slots {
-    fn take(&self) -> Result<u32, SteerError> {
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(slot) = free.returned.pop() {
-            return Ok(slot);
-        }
-        if free.unused == MAX_PODS {
-            return Err(SteerError::TooManyPods(MAX_PODS));
-        }
-        free.unused += 1;
-        Ok(free.unused - 1)
+    /// Takes the first that is free.
+    fn take(&mut self) -> Result<u32, SteerError> {
+        let free = (self.search_from..MAX_PODS).find(|slot| !self.taken.contains(slot));
+        let slot = free.ok_or(SteerError::TooManyPods(MAX_PODS))?;
+        self.taken.insert(slot);
+        self.search_from = slot + 1;
+        Ok(slot)
     }
 
-    fn give_back(&self, slot: u32) {
-        self.free
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .returned
-            .push(slot);
+    /// Notes a place as taken; false if it was already, or is none.
+    pub(super) fn adopt(&mut self, slot: u32) -> bool {
+        slot < MAX_PODS && self.taken.insert(slot)
+    }
+
+    fn give_back(&mut self, slot: u32) {
+        self.taken.remove(&slot);
+        self.search_from = self.search_from.min(slot);
     }
 }
 
@@ -180,8 +279,11 @@ mod tests {
 
     #[test]
     fn slots_are_given_out_once_and_end_at_the_limit() {
-        let slots = Slots::default();
-        for expected in 0..MAX_PODS {
+        let mut slots = Slots::default();
+        assert!(slots.adopt(3));
+        assert!(!slots.adopt(3), "two pods cannot have one");
+        assert!(!slots.adopt(MAX_PODS));
+        for expected in (0..MAX_PODS).filter(|slot| *slot != 3) {
             assert_eq!(slots.take().unwrap(), expected);
         }
         assert!(matches!(slots.take(), Err(SteerError::TooManyPods(MAX_PODS))));

@@ -54,6 +54,16 @@ impl Node {
         &self.settings.pods_cgroup
     }
 
+    /// The folder in which its proxy pins maps and programs.
+    pub fn bpf_dir(&self) -> &Path {
+        &self.settings.bpf_dir
+    }
+
+    /// Runs `adit node --uninstall`.
+    pub fn uninstall(&self) -> anyhow::Result<()> {
+        self.settings.uninstall()
+    }
+
     /// The file with its proxy's token.
     pub fn token_file(&self) -> &Path {
         &self.settings.ca_token

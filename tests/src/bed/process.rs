@@ -140,11 +140,28 @@ pub struct NodeSettings {
     pub ca_token: PathBuf,
     /// The cgroup that holds the node's pods.
     pub pods_cgroup: PathBuf,
+    /// The folder in which its maps and programs are pinned.
+    pub bpf_dir: PathBuf,
     /// More arguments, at the end.
     pub more: Vec<String>,
 }
 
 impl NodeSettings {
+    /// Runs `adit node --uninstall` for this node.
+    pub fn uninstall(&self) -> anyhow::Result<()> {
+        let mut command = Command::new(binary()?);
+        command.args(["node", "--uninstall", "--bpf-dir"]).arg(&self.bpf_dir);
+        let output = command.stdin(Stdio::null()).output().context("start `adit node --uninstall`")?;
+        if !output.status.success() {
+            bail!(
+                "`adit node --uninstall`: {}: {}",
+                output.status,
+                String::from_utf8_lossy(&output.stderr).trim()
+            );
+        }
+        Ok(())
+    }
+
     fn arguments(&self) -> Vec<OsString> {
         let mut arguments: Vec<OsString> = vec![
             "node".into(),
@@ -160,6 +177,8 @@ impl NodeSettings {
             self.ca_token.clone().into(),
             "--pods-cgroup".into(),
             self.pods_cgroup.clone().into(),
+            "--bpf-dir".into(),
+            self.bpf_dir.clone().into(),
             "--admin".into(),
             ADMIN.into(),
             "--log-format".into(),
