@@ -69,7 +69,10 @@ fn neither_a_proxy_that_is_stopped_and_uninstalled_nor_a_bed_whose_proxies_are_k
         node.signal(Signal::SIGTERM).unwrap();
         assert!(node.wait_ended(SOON).unwrap().success());
     }
-    assert!(!programs().is_subset(&programs_before), "they stay, so that pods stay closed");
+    assert!(
+        !programs().is_subset(&programs_before),
+        "they stay, so that pods stay closed"
+    );
     bed.nodes().iter().for_each(|node| node.uninstall().unwrap());
     let clean = || Ok(programs().is_subset(&programs_before) && pins() == pins_before);
     wait_for("the programs of stopped proxies to be gone", SOON, clean).unwrap();

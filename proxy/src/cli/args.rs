@@ -75,17 +75,17 @@ pub struct NodeArgs {
     /// This node's name, as the mesh file and the authority know it
     #[arg(long, value_name = "NAME", env = "ADIT_NODE_NAME", help_heading = NODE_HEADING,
           value_parser = NonEmptyStringValueParser::new(),
-          required_unless_present = "uninstall", default_value_if("uninstall", ArgPredicate::IsPresent, UNUSED))]
+          required = false, required_unless_present = "uninstall", default_value_if("uninstall", ArgPredicate::IsPresent, UNUSED))]
     pub(super) node_name: String,
 
     /// The file of nodes, workloads, services and policies; read again when it changes
     #[arg(long, value_name = "FILE", env = "ADIT_MESH_FILE", help_heading = NODE_HEADING,
-          required_unless_present = "uninstall", default_value_if("uninstall", ArgPredicate::IsPresent, UNUSED))]
+          required = false, required_unless_present = "uninstall", default_value_if("uninstall", ArgPredicate::IsPresent, UNUSED))]
     pub(super) mesh_file: PathBuf,
 
     /// The cgroup v2 directory below which the cgroups of all pods lie, such as /sys/fs/cgroup/kubepods.slice
     #[arg(long, value_name = "PATH", env = "ADIT_PODS_CGROUP", help_heading = NODE_HEADING,
-          required_unless_present = "uninstall", default_value_if("uninstall", ArgPredicate::IsPresent, UNUSED))]
+          required = false, required_unless_present = "uninstall", default_value_if("uninstall", ArgPredicate::IsPresent, UNUSED))]
     pub(super) pods_cgroup: PathBuf,
 
     /// The folder of a bpffs in which maps and programs are kept while the proxy is away. It is made where it is
@@ -101,12 +101,12 @@ pub struct NodeArgs {
     /// The certificate authority, as https://host:port
     #[arg(long, value_name = "URL", env = "ADIT_CA_ADDRESS", help_heading = CA_HEADING,
           value_parser = NonEmptyStringValueParser::new(),
-          required_unless_present = "uninstall", default_value_if("uninstall", ArgPredicate::IsPresent, UNUSED))]
+          required = false, required_unless_present = "uninstall", default_value_if("uninstall", ArgPredicate::IsPresent, UNUSED))]
     pub(super) ca_address: String,
 
     /// PEM file of the roots that the authority's own server certificate must chain to
     #[arg(long, value_name = "FILE", env = "ADIT_CA_ROOT", help_heading = CA_HEADING,
-          required_unless_present = "uninstall", default_value_if("uninstall", ArgPredicate::IsPresent, UNUSED))]
+          required = false, required_unless_present = "uninstall", default_value_if("uninstall", ArgPredicate::IsPresent, UNUSED))]
     pub(super) ca_root: PathBuf,
 
     /// File of the token that proves to the authority which node this is; read anew for each request

@@ -99,7 +99,12 @@ impl Enrolment {
             }
         }
         // Only now: a namespace that another pod has taken over is never let go in between.
-        let leaving: Vec<Arc<str>> = self.enrolled.keys().filter(|uid| !wanted.contains_key(*uid)).cloned().collect();
+        let leaving: Vec<Arc<str>> = self
+            .enrolled
+            .keys()
+            .filter(|uid| !wanted.contains_key(*uid))
+            .cloned()
+            .collect();
         for uid in leaving {
             self.remove(&uid);
         }
@@ -147,17 +152,16 @@ impl Enrolment {
         }
     }
 
-    fn add(
-        &mut self,
-        workload: &Arc<Workload>,
-        wanted: &HashMap<&Arc<str>, &Arc<Workload>>,
-    ) -> Result<(), EnrolError> {
+    fn add(&mut self, workload: &Arc<Workload>, wanted: &HashMap<&Arc<str>, &Arc<Workload>>) -> Result<(), EnrolError> {
         self.unseen.insert(Arc::clone(&workload.uid));
         let path = workload.netns.as_deref().unwrap_or_else(|| std::path::Path::new(""));
         let netns = Netns::open(path)?;
         self.unseen.remove(&workload.uid);
         let cookie = netns.cookie();
-        let holder = self.enrolled.iter().find(|(uid, pod)| **uid != workload.uid && pod.cookie == cookie);
+        let holder = self
+            .enrolled
+            .iter()
+            .find(|(uid, pod)| **uid != workload.uid && pod.cookie == cookie);
         let stays = |uid, pod: &Enrolled| {
             let wanted: Option<&&Arc<Workload>> = wanted.get(uid);
             wanted.is_some_and(|workload| pod.workload.netns == workload.netns)

@@ -28,7 +28,9 @@ pub fn self_test(steering: &Steering, pods_cgroup: &Path) -> Result<(), SteerErr
 /// The same with programs and maps of its own, beside those that are in charge, which it does not touch.
 pub fn isolated_self_test(pods_cgroup: &Path) -> Result<(), SteerError> {
     // Not among the pods, where the programs in charge would have their say.
-    let beside = pods_cgroup.parent().filter(|parent| is_cgroup2(parent).unwrap_or(false));
+    let beside = pods_cgroup
+        .parent()
+        .filter(|parent| is_cgroup2(parent).unwrap_or(false));
     let cgroup = ScratchCgroup::make(beside.unwrap_or(pods_cgroup))?;
     run(&Steering::isolated(&cgroup.0)?, &cgroup)
 }

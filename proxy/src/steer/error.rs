@@ -42,8 +42,10 @@ pub enum SteerError {
         error: io::Error,
     },
     /// The folder for pins is not on a bpffs.
-    #[error("{0} is not on a bpffs, which keeps maps and programs while the proxy is away; \
-             mount one: mount -t bpf bpf /sys/fs/bpf, or name a folder of another with --bpf-dir")]
+    #[error(
+        "{0} is not on a bpffs, which keeps maps and programs while the proxy is away; \
+             mount one: mount -t bpf bpf /sys/fs/bpf, or name a folder of another with --bpf-dir"
+    )]
     NotBpffs(PathBuf),
     /// A pin could not be made, read or removed.
     #[error("{doing} {path}: {error}")]
@@ -56,8 +58,10 @@ pub enum SteerError {
         error: io::Error,
     },
     /// A pinned map is not what this version of Adit takes it for.
-    #[error("the pinned map {path} has {found}, not {expected}; it is not of this version of Adit: \
-             remove it with `adit node --uninstall`, which lets all pods go")]
+    #[error(
+        "the pinned map {path} has {found}, not {expected}; it is not of this version of Adit: \
+             remove it with `adit node --uninstall`, which lets all pods go"
+    )]
     PinnedMap {
         /// Where it is pinned.
         path: PathBuf,

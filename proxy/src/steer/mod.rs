@@ -24,11 +24,11 @@ use std::sync::{Arc, Mutex};
 
 use aya_obj::generated::{bpf_attach_type, bpf_prog_type};
 
+pub use attach::Prepared;
 pub use cgroup::{cgroup_id, own_cgroup_id};
 pub use error::SteerError;
 pub use flows::{Clients, Flows, OriginalDst};
 pub use log::{LogScope, ProgramLog, forward_logs};
-pub use attach::Prepared;
 pub use pins::uninstall;
 pub use pod::{ListenerFds, PodSteering};
 

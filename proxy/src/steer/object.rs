@@ -154,12 +154,7 @@ fn load(program: ProgramSpec, instructions: &[bpf_insn], licence: &CString) -> R
 
 /// Makes a map, with its contents where the object has some. The maps that hold state are opened where they are pinned;
 /// constants and the ring of log records belong to each process.
-fn create(
-    name: &str,
-    map: &Map,
-    btf: Option<BorrowedFd<'_>>,
-    pins: Option<&Pins>,
-) -> Result<OwnedFd, SteerError> {
+fn create(name: &str, map: &Map, btf: Option<BorrowedFd<'_>>, pins: Option<&Pins>) -> Result<OwnedFd, SteerError> {
     let failed = |error| match probe::probe() {
         Err(missing) => missing,
         Ok(()) => SteerError::MakeMap {

@@ -121,7 +121,10 @@ pub fn uninstall(dir: &Path) -> Result<bool, SteerError> {
     if !dir.exists() {
         return Ok(false);
     }
-    let is_version = |name: &String| name.strip_prefix('v').is_some_and(|number| number.parse::<u32>().is_ok());
+    let is_version = |name: &String| {
+        name.strip_prefix('v')
+            .is_some_and(|number| number.parse::<u32>().is_ok())
+    };
     for version in names(dir)?.iter().filter(|name| is_version(name)) {
         remove_version(&dir.join(version))?;
     }
@@ -241,7 +244,9 @@ mod tests {
 
     #[test]
     fn a_folder_elsewhere_than_on_a_bpffs_is_refused() {
-        let error = Pins::open(Path::new("/tmp/adit-no-bpffs")).err().map(|error| error.to_string());
+        let error = Pins::open(Path::new("/tmp/adit-no-bpffs"))
+            .err()
+            .map(|error| error.to_string());
         assert!(
             error.as_ref().is_some_and(|error| error.contains("mount -t bpf")),
             "{error:?}"

@@ -121,7 +121,10 @@ impl Steering {
             .as_raw_fd();
             sys::update(maps.listeners.as_fd(), &index, &value, 0).map_err(at("entering a pod's listener"))?;
         }
-        let stale: Vec<AddrKey> = held.extra_addresses.extract_if(.., |key| !others.contains(key)).collect();
+        let stale: Vec<AddrKey> = held
+            .extra_addresses
+            .extract_if(.., |key| !others.contains(key))
+            .collect();
         for key in others {
             sys::update(maps.addrs.as_fd(), &key, &1_u8, 0).map_err(at("entering a pod's address"))?;
             if !held.extra_addresses.contains(&key) {
@@ -222,10 +225,7 @@ impl Steering {
 impl HeldPod {
     fn new(slot: u32) -> Self {
         Self {
-            entry: Pod {
-                slot,
-                ..Pod::default()
-            },
+            entry: Pod { slot, ..Pod::default() },
             extra_addresses: Vec::new(),
             lookup: None,
             claimed: true,

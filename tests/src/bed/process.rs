@@ -151,7 +151,10 @@ impl NodeSettings {
     pub fn uninstall(&self) -> anyhow::Result<()> {
         let mut command = Command::new(binary()?);
         command.args(["node", "--uninstall", "--bpf-dir"]).arg(&self.bpf_dir);
-        let output = command.stdin(Stdio::null()).output().context("start `adit node --uninstall`")?;
+        let output = command
+            .stdin(Stdio::null())
+            .output()
+            .context("start `adit node --uninstall`")?;
         if !output.status.success() {
             bail!(
                 "`adit node --uninstall`: {}: {}",

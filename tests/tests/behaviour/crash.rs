@@ -62,7 +62,10 @@ fn assert_closed(bed: &Bed, capture: &Capture) {
         assert_refused(client, to.at(PORT));
         assert_refused(client, to.at6(PORT));
         let attempt = client.run(|| net::ask(to.at(PORT), MARKER));
-        assert!(attempt.as_ref().map_or(true, |seen| seen.text.is_empty()), "{attempt:?}");
+        assert!(
+            attempt.as_ref().map_or(true, |seen| seen.text.is_empty()),
+            "{attempt:?}"
+        );
     }
     for from in ["outsider", "stranger", "server"].map(|name| bed.pod(name)) {
         for to in [client.at(PORT), client.at6(PORT)] {
@@ -87,7 +90,10 @@ fn a_killed_proxy_leaves_its_pods_closed_and_the_next_one_opens_them() {
     let node = bed.node("n1");
     assert_all_is_well(&bed);
     let before = pins(node);
-    assert!(before.iter().any(|pin| pin.contains("/v1/maps/adit_pods")), "{before:?}");
+    assert!(
+        before.iter().any(|pin| pin.contains("/v1/maps/adit_pods")),
+        "{before:?}"
+    );
     let capture = bed.capture_link().unwrap();
     for _ in 0..2 {
         node.kill();
@@ -122,7 +128,7 @@ fn a_stopped_proxy_leaves_its_pods_closed_too() {
 }
 
 #[test]
-fn a_connection_that_was_open_when_the_proxy_died_is_reset_and_not_left_hanging() {
+fn a_connection_that_was_open_when_the_proxy_died_ends() {
     let (bed, _servers) = served("open");
     let to = bed.pod("server").at(PORT);
     let open = bed
@@ -136,7 +142,9 @@ fn a_connection_that_was_open_when_the_proxy_died_is_reset_and_not_left_hanging(
         .unwrap();
     bed.node("n1").kill();
     let (text, ending) = open.join(LONG).unwrap();
-    assert_eq!((text.as_str(), ending), ("", Ending::RESET));
+    // By FIN or reset, as the kernel closes what a dead process had open.
+    assert_eq!(text, "");
+    assert_ne!(ending, Ending::Stuck);
 }
 
 #[test]
@@ -173,7 +181,10 @@ fn a_pod_that_left_the_mesh_while_no_proxy_ran_is_let_go_by_the_next_one() {
     // In plaintext, as nobody's.
     let capture = bed.capture_link().unwrap();
     assert_eq!(
-        client.run(|| net::ask(bed.pod("outsider").at(PORT), MARKER)).unwrap().text,
+        client
+            .run(|| net::ask(bed.pod("outsider").at(PORT), MARKER))
+            .unwrap()
+            .text,
         MARKER
     );
     assert!(capture.count(MARKER) > 0);
