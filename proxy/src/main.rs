@@ -32,9 +32,9 @@ fn run(invocation: Invocation) -> anyhow::Result<()> {
             start(&settings.log);
             control_runtime()?.block_on(cli::node::run(*settings))
         }
-        Invocation::Uninstall(log, bpf_dir) => {
-            start(&log);
-            cli::uninstall(&bpf_dir)
+        Invocation::Uninstall(what) => {
+            start(&what.log);
+            control_runtime()?.block_on(cli::uninstall(what))
         }
         Invocation::Ca(args) => {
             start(&args.log());

@@ -94,6 +94,10 @@ pub struct NodeArgs {
           default_value = "/sys/fs/bpf/adit")]
     pub(super) bpf_dir: PathBuf,
 
+    /// The folder of the socket by which one proxy of this node hands over to the next
+    #[arg(long, value_name = "PATH", env = "ADIT_RUN_DIR", help_heading = NODE_HEADING, default_value = "/run/adit")]
+    pub(super) run_dir: PathBuf,
+
     /// Instead of running: lets all pods go, and removes whatever any version has left below --bpf-dir
     #[arg(long, help_heading = NODE_HEADING)]
     pub(super) uninstall: bool,
@@ -151,9 +155,9 @@ pub struct NodeArgs {
           default_value = "10s", value_parser = parse_positive_duration)]
     pub(super) handshake_timeout: Duration,
 
-    /// How long open connections may go on after SIGTERM
+    /// How long open connections may go on after SIGTERM, or after another proxy has taken over
     #[arg(long, value_name = "DURATION", env = "ADIT_DRAIN_DEADLINE", help_heading = PLANE_HEADING,
-          default_value = "5s", value_parser = parse_duration)]
+          default_value = "10m", value_parser = parse_duration)]
     pub(super) drain_deadline: Duration,
 
     /// Bytes that the peer may send on one connection in a tunnel before this end has read them

@@ -8,31 +8,33 @@ use std::time::Instant;
 use anyhow::Context as _;
 use serde_json::{Value, json};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::task::spawn_blocking;
-use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+use tokio::time::{interval, timeout};
 
+use super::admin_page::AdminPage;
+use super::drain::Drain;
+use super::handover::{Control, Predecessor, Turn};
+use super::keep::Keeper;
 use super::memory;
 use super::settings::NodeSettings;
 use super::values::BpfLog;
-use crate::admin::{self, AdminListener, AdminState, Readiness, StateSections};
+use crate::admin::{AdminState, Readiness, StateSections};
 use crate::dataplane::{Dataplane, DataplaneSettings, Workers};
 use crate::hbone::HboneSettings;
-use crate::identity::{CaClient, CaSettings, CertStore, StoreSettings};
+use crate::identity::{CaClient, CaSettings, CertStore, IdentityLease, StoreSettings};
 use crate::mesh::MeshHandle;
 use crate::mesh::source::{FileSource, StatusHandle};
 use crate::node::{self, Enrolment, LocalPods};
 use crate::steer::{self, LogScope, Prepared, SteerError, SteerSettings};
 use crate::telemetry::{Telemetry, TelemetrySettings};
 
-/// How often a drain looks whether it is done.
-const DRAIN_POLL: std::time::Duration = std::time::Duration::from_millis(10);
+/// How long a proxy that takes over waits for its certificates; the one in charge has its own.
+const CERTIFICATES_BEFORE_HANDOVER: std::time::Duration = std::time::Duration::from_secs(15);
 /// How long a captured connection that nobody accepts is remembered, at least.
 const SWEEP_EVERY: std::time::Duration = std::time::Duration::from_secs(60);
 /// How often it is looked whether most connections have gone, whose memory the kernel then gets back.
 const TRIM_EVERY: std::time::Duration = std::time::Duration::from_secs(5);
-/// How often telemetry is told what is gone, where the mesh does not change.
-const FORGET_EVERY: std::time::Duration = std::time::Duration::from_secs(120);
 
 /// Runs the proxy of this node until it is told to stop and has drained.
 pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
@@ -41,6 +43,11 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
     let readiness = Readiness::new();
     let starting = readiness.pending("kernel programs and self-test");
 
+    let turn = Turn::wait(&settings.run_dir).await?;
+    let mut predecessor = Predecessor::find(&settings.run_dir).await?;
+    if let Some(predecessor) = &predecessor {
+        tracing::info!("to take over from {}", predecessor.name);
+    }
     let source = FileSource::open(&settings.mesh_file)?;
     let (mesh, source_status) = (source.mesh(), source.status());
     let certs = cert_store(&settings)?;
@@ -52,8 +59,6 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
     let telemetry = Telemetry::new(telemetry_settings, Arc::new(certs.clone())).context("starting the access log")?;
     let pods = LocalPods::default();
     let (quit, mut told_to_quit) = watch::channel(false);
-    let admin = AdminListener::bind(settings.admin).await?;
-    tracing::info!("admin page on http://{}", admin.local_addr()?);
     let state = AdminState {
         telemetry: Arc::clone(&telemetry),
         readiness: readiness.clone(),
@@ -62,26 +67,32 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
             quit.send_replace(true);
         }),
     };
-    tokio::spawn(async move {
-        if let Err(error) = admin::serve(admin, state, std::future::pending()).await {
-            tracing::error!("the admin page has ended: {error}");
-        }
-    });
+    let admin = AdminPage::new(settings.admin, state);
+    // A predecessor has the admin page's address until it leaves.
+    if predecessor.is_none() {
+        admin.open().await?;
+    }
     tokio::spawn(source.watch());
 
     let prepared = prepare_steering(&settings).await?;
-    let adopts = prepared.adopts();
-    let pods_cgroup = settings.pods_cgroup.clone();
+    let (adopts, pods_cgroup) = (prepared.adopts(), settings.pods_cgroup.clone());
+    if adopts {
+        // Before anything is replaced that another process has put in place, and that works.
+        let pods_cgroup = pods_cgroup.clone();
+        spawn_blocking(move || node::isolated_self_test(&pods_cgroup)).await??;
+    }
+    let mut leases = Vec::new();
+    if let Some(predecessor) = &mut predecessor {
+        leases = fetch_certificates(&certs, &settings.node_name, &mesh)
+            .await
+            .with_context(|| format!("{} stays in charge", predecessor.name))?;
+        predecessor.freeze().await?;
+    }
     let steering = spawn_blocking(move || -> Result<_, SteerError> {
-        if adopts {
-            // Before anything is replaced that another process has put in place, and that works.
-            node::isolated_self_test(&pods_cgroup)?;
-        }
         let steering = prepared.attach()?;
         if !adopts {
             node::self_test(&steering, &pods_cgroup)?;
         }
-        steering.sweep_proxies()?;
         Ok(Arc::new(steering))
     })
     .await??;
@@ -113,7 +124,20 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
         settings.workers,
     );
 
-    let (enrolment, retry) = reconcile(enrolment, &mesh, &telemetry).await?;
+    let mut keeper = Keeper::new(enrolment, mesh.clone(), Arc::clone(&telemetry), readiness.clone());
+    keeper.reconcile().await?;
+    drop(leases);
+    if let Some(predecessor) = predecessor {
+        tracing::info!("taking over from {}", predecessor.name);
+        // All is in place: what it thinks of it changes nothing.
+        if let Err(error) = predecessor.drain().await {
+            tracing::warn!("{error:#}");
+        }
+        admin.open_when_free();
+    }
+    let (wish, mut wishes) = mpsc::channel(1);
+    tokio::spawn(Control::bind(&settings.run_dir)?.serve(wish));
+    drop(turn);
     for pod in pods.all().values() {
         let (certs, id) = (certs.clone(), pod.identity().clone());
         if certs.try_get(&id).is_none() {
@@ -159,32 +183,48 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
             most = most.max(open);
         }
     });
-    let keep = keep_enrolled(enrolment, retry, &mesh, &telemetry);
-    tokio::pin!(keep);
-    tokio::select! {
-        never = &mut keep => return never,
-        () = stop.wait() => {}
-        _ = told_to_quit.wait_for(|quit| *quit) => {}
-    }
-    tracing::info!("draining for at most {} ms", settings.drain_deadline.as_millis());
+    let superseded = tokio::select! {
+        kept = keeper.keep(&mut wishes) => Some(kept?),
+        () = stop.wait() => None,
+        _ = told_to_quit.wait_for(|quit| *quit) => None,
+    };
     let _draining = readiness.pending("draining");
-    drain.send_replace(true);
-    let drained = timeout(settings.drain_deadline, async {
-        while telemetry.open_connections() > 0 {
-            sleep(DRAIN_POLL).await;
+    let workers_drain = Drain {
+        started: drain,
+        deadline: settings.drain_deadline,
+        telemetry: &telemetry,
+    };
+    match superseded {
+        None => workers_drain.after_stop(&mut stop, &mut wishes, &admin).await,
+        Some(leave) => {
+            admin.close();
+            // The successor waits for this word, and for the address.
+            let _ = leave.send(());
+            workers_drain.after_handover(&mut stop, &mut keeper).await;
         }
-    });
-    tokio::select! {
-        drained = drained => {
-            if drained.is_err() {
-                tracing::warn!("{} connections are reset: the drain's deadline has passed", telemetry.open_connections());
-            }
-        }
-        // Asked twice.
-        () = stop.wait() => {}
     }
     workers.stop(telemetry.open_connections() == 0);
     Ok(())
+}
+
+/// Gets a certificate for each identity of this node's pods, before any of their connections needs it.
+async fn fetch_certificates(certs: &CertStore, node: &str, mesh: &MeshHandle) -> anyhow::Result<Vec<IdentityLease>> {
+    let identities = node::wanted_identities(node, &mesh.load());
+    let leases = identities.iter().map(|id| certs.acquire(id)).collect();
+    let all = async {
+        for id in &identities {
+            // Each try waits for a while.
+            while let Err(error) = certs.get(id).await {
+                tracing::warn!("{error}");
+            }
+        }
+    };
+    let in_time = timeout(CERTIFICATES_BEFORE_HANDOVER, all).await;
+    in_time.map_err(|_| {
+        let seconds = CERTIFICATES_BEFORE_HANDOVER.as_secs();
+        anyhow::anyhow!("the certificate authority has not issued all certificates within {seconds} s")
+    })?;
+    Ok(leases)
 }
 
 async fn prepare_steering(settings: &NodeSettings) -> anyhow::Result<Prepared> {
@@ -230,41 +270,6 @@ fn hbone_settings(settings: &NodeSettings) -> HboneSettings {
         handshake_timeout: settings.handshake_timeout,
         request_timeout: settings.connect_timeout + settings.handshake_timeout,
         ..HboneSettings::default()
-    }
-}
-
-/// Enrols what the mesh says, on a thread where that may take its time.
-async fn reconcile(
-    mut enrolment: Enrolment,
-    mesh: &MeshHandle,
-    telemetry: &Arc<Telemetry>,
-) -> anyhow::Result<(Enrolment, bool)> {
-    let (mesh, telemetry) = (mesh.load(), Arc::clone(telemetry));
-    Ok(spawn_blocking(move || {
-        let retry = enrolment.reconcile(&mesh);
-        telemetry.forget_missing(mesh.workloads(), Instant::now());
-        (enrolment, retry)
-    })
-    .await?)
-}
-
-/// Follows the mesh, for good.
-async fn keep_enrolled(
-    mut enrolment: Enrolment,
-    mut retry: bool,
-    mesh: &MeshHandle,
-    telemetry: &Arc<Telemetry>,
-) -> anyhow::Result<()> {
-    let mut generations = mesh.subscribe();
-    let mut forget = interval(FORGET_EVERY);
-    forget.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        tokio::select! {
-            changed = generations.changed() => changed.context("the mesh's source has ended")?,
-            () = sleep(node::RETRY), if retry => {}
-            _ = forget.tick() => {}
-        }
-        (enrolment, retry) = reconcile(enrolment, mesh, telemetry).await?;
     }
 }
 

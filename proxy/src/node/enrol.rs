@@ -33,6 +33,8 @@ pub enum EnrolError {
 pub trait PodServer: Send + Sync {
     /// A pod has been enrolled; one set of listeners for each worker.
     fn added(&self, pod: &Arc<LocalPod>, listeners: Vec<PodListeners>);
+    /// A pod that is enrolled has more listeners; what is open of it goes on.
+    fn listening(&self, pod: &Arc<LocalPod>, listeners: Vec<PodListeners>);
     /// A pod has left: what is open of it ends.
     fn removed(&self, uid: &str);
 }
@@ -40,24 +42,33 @@ pub trait PodServer: Send + Sync {
 /// The pods of this node as they are enrolled. They stay captured when it is dropped, and are refused then.
 pub struct Enrolment {
     node: String,
-    steering: Arc<Steering>,
+    pub(super) steering: Arc<Steering>,
     certs: CertStore,
-    pods: LocalPods,
-    server: Arc<dyn PodServer>,
-    workers: usize,
-    enrolled: HashMap<Arc<str>, Enrolled>,
+    pub(super) pods: LocalPods,
+    pub(super) server: Arc<dyn PodServer>,
+    pub(super) workers: usize,
+    pub(super) enrolled: HashMap<Arc<str>, Enrolled>,
     /// Pods that could not be enrolled, and why: each reason is logged once.
     failed: HashMap<Arc<str>, String>,
     /// Pods whose network namespace could not be looked at.
     unseen: HashSet<Arc<str>>,
 }
 
-struct Enrolled {
-    workload: Arc<Workload>,
+pub(super) struct Enrolled {
+    pub(super) workload: Arc<Workload>,
     /// The network namespace's.
-    cookie: u64,
+    pub(super) cookie: u64,
     /// Whether there are listeners. Where not, all that the pod dials or is sent is refused.
-    served: bool,
+    pub(super) served: bool,
+}
+
+/// The pods that should be enrolled, by their uids.
+type Wanted<'m> = HashMap<&'m Arc<str>, &'m Arc<Workload>>;
+
+/// The pods of `node` that should be enrolled.
+pub(super) fn wanted<'m>(node: &str, mesh: &'m Mesh) -> impl Iterator<Item = &'m Arc<Workload>> {
+    mesh.local_workloads(node)
+        .filter(|workload| workload.protocol == Protocol::Hbone && workload.netns.is_some())
 }
 
 impl Enrolment {
@@ -85,11 +96,7 @@ impl Enrolment {
 
     /// Makes the enrolled pods those that the mesh says. Returns whether some pod has to be tried again.
     pub fn reconcile(&mut self, mesh: &Mesh) -> bool {
-        let wanted: HashMap<&Arc<str>, &Arc<Workload>> = mesh
-            .local_workloads(&self.node)
-            .filter(|workload| workload.protocol == Protocol::Hbone && workload.netns.is_some())
-            .map(|workload| (&workload.uid, workload))
-            .collect();
+        let wanted = self.wanted(mesh);
         self.failed.retain(|uid, _| wanted.contains_key(uid));
         self.unseen.retain(|uid| wanted.contains_key(uid));
         for workload in wanted.values() {
@@ -115,12 +122,19 @@ impl Enrolment {
         !self.failed.is_empty()
     }
 
+    /// The pods that should be enrolled, by their uids.
+    pub(super) fn wanted<'m>(&self, mesh: &'m Mesh) -> Wanted<'m> {
+        wanted(&self.node, mesh)
+            .map(|workload| (&workload.uid, workload))
+            .collect()
+    }
+
     /// The pods that could not be enrolled, and why.
     pub fn failures(&self) -> impl Iterator<Item = (&str, &str)> {
         self.failed.iter().map(|(uid, reason)| (&**uid, reason.as_str()))
     }
 
-    fn try_add(&mut self, workload: &Arc<Workload>, wanted: &HashMap<&Arc<str>, &Arc<Workload>>) {
+    fn try_add(&mut self, workload: &Arc<Workload>, wanted: &Wanted<'_>) {
         match self.add(workload, wanted) {
             Ok(()) => {
                 tracing::info!(
@@ -152,7 +166,7 @@ impl Enrolment {
         }
     }
 
-    fn add(&mut self, workload: &Arc<Workload>, wanted: &HashMap<&Arc<str>, &Arc<Workload>>) -> Result<(), EnrolError> {
+    fn add(&mut self, workload: &Arc<Workload>, wanted: &Wanted<'_>) -> Result<(), EnrolError> {
         self.unseen.insert(Arc::clone(&workload.uid));
         let path = workload.netns.as_deref().unwrap_or_else(|| std::path::Path::new(""));
         let netns = Netns::open(path)?;
@@ -176,13 +190,7 @@ impl Enrolment {
         let made = netns
             .local_port_range()
             .and_then(|local_ports| Ok((local_ports, listen_in(&netns, self.workers)?)));
-        // Workers that share a port are one group to the kernel, of which any member leads to all.
-        let first = made.as_ref().ok().and_then(|(_, listeners)| listeners.first());
-        let listeners = first.map(|first| ListenerFds {
-            outbound: first.outbound.as_fd(),
-            hbone: first.hbone.as_fd(),
-            plaintext: first.plaintext.as_fd(),
-        });
+        let listeners = made.as_ref().ok().and_then(|(_, listeners)| first_of(listeners));
         // Without listeners too: a pod that should be enrolled is refused rather than open.
         self.steering.attach_pod(&PodSteering {
             namespace: &workload.namespace,
@@ -239,7 +247,16 @@ impl Enrolment {
     }
 }
 
+/// Workers that share a port are one group to the kernel, of which any member leads to all.
+pub(super) fn first_of(listeners: &[PodListeners]) -> Option<ListenerFds<'_>> {
+    listeners.first().map(|first| ListenerFds {
+        outbound: first.outbound.as_fd(),
+        hbone: first.hbone.as_fd(),
+        plaintext: first.plaintext.as_fd(),
+    })
+}
+
 /// Whether the pod must be enrolled anew: what the kernel or the store of certificates was told has changed.
-fn needs_new_enrolment(old: &Workload, new: &Workload) -> bool {
+pub(super) fn needs_new_enrolment(old: &Workload, new: &Workload) -> bool {
     old.identity != new.identity || old.addresses != new.addresses || old.netns != new.netns
 }

@@ -38,6 +38,7 @@ impl HeldPods {
                 entry,
                 extra_addresses: extra.remove(&cookie).unwrap_or_default(),
                 lookup: pins.pod(cookie)?,
+                program: 0,
                 claimed: false,
             };
             pods.by_cookie.insert(cookie, pod);

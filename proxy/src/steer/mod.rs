@@ -15,6 +15,7 @@ mod pins;
 mod pod;
 mod probe;
 mod proxies;
+mod repair;
 mod sys;
 
 use std::os::fd::OwnedFd;
@@ -31,7 +32,9 @@ pub use flows::{Clients, Flows, OriginalDst};
 pub use log::{LogScope, ProgramLog, forward_logs};
 pub use pins::uninstall;
 pub use pod::{ListenerFds, PodSteering};
+pub use repair::Repairs;
 
+use attach::CgroupPrograms;
 use object::{Object, ProgramSpec, Template};
 use pins::Pins;
 use pod::HeldPods;
@@ -79,8 +82,9 @@ pub struct SteerSettings {
 /// The programs in their place. They stay there when this is dropped: pods that are enrolled are steered to nobody then,
 /// until another process adopts them.
 pub struct Steering {
+    programs: CgroupPrograms,
     /// The cgroup programs' links, in the order of [`CGROUP_PROGRAMS`].
-    _links: Vec<OwnedFd>,
+    links: Mutex<Vec<OwnedFd>>,
     lookup: Mutex<Template>,
     maps: Maps,
     /// None in a self-test that is to touch nothing.

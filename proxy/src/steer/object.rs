@@ -127,6 +127,12 @@ pub(super) struct Template {
 }
 
 impl Template {
+    /// The maps that are pinned.
+    pub(super) fn pinned_maps(&self) -> impl Iterator<Item = (&str, &OwnedFd)> {
+        let maps = self.object.maps.iter().map(|(name, map)| (name.as_str(), map));
+        maps.filter(|(name, _)| name.starts_with(PINNED))
+    }
+
     /// Loads an instance; `constants` are given by their names.
     pub(super) fn instantiate(&mut self, constants: HashMap<&str, &[u8]>) -> Result<OwnedFd, SteerError> {
         let parsed = &mut self.object.parsed;

@@ -25,21 +25,29 @@ const USUAL_BPFFS: &str = "/sys/fs/bpf";
 
 /// The folder of this version's layout.
 pub(super) struct Pins {
+    dir: PathBuf,
     root: PathBuf,
 }
 
 impl Pins {
     /// Opens the folder below `dir`, which is made where it is missing.
     pub(super) fn open(dir: &Path) -> Result<Self, SteerError> {
-        ensure_bpffs(dir)?;
         let pins = Self {
+            dir: dir.to_owned(),
             root: dir.join(format!("v{LAYOUT}")),
         };
+        pins.ensure_folders()?;
+        Ok(pins)
+    }
+
+    /// Makes the folders that are missing, and mounts the bpffs where that is for Adit to do.
+    pub(super) fn ensure_folders(&self) -> Result<(), SteerError> {
+        ensure_bpffs(&self.dir)?;
         for folder in ["maps", "links", "pods"] {
-            let path = pins.root.join(folder);
+            let path = self.root.join(folder);
             fs::create_dir_all(&path).map_err(|error| failed("making the folder", &path, error))?;
         }
-        Ok(pins)
+        Ok(())
     }
 
     /// The pinned map, checked against what is wanted; made and pinned where there is none.
@@ -77,9 +85,14 @@ impl Pins {
         open(&self.link_path(program))
     }
 
-    /// Pins the link of a cgroup program, in the place of what was there.
-    pub(super) fn pin_link(&self, program: &str, link: &OwnedFd) -> Result<(), SteerError> {
-        replace(&self.link_path(program), link)
+    /// Sees that the link of a cgroup program is pinned. Returns whether it was not.
+    pub(super) fn ensure_link(&self, program: &str, link: &OwnedFd) -> Result<bool, SteerError> {
+        ensure(&self.link_path(program), link)
+    }
+
+    /// Sees that a map is pinned. Returns whether it was not.
+    pub(super) fn ensure_map(&self, name: &str, map: &OwnedFd) -> Result<bool, SteerError> {
+        ensure(&self.root.join("maps").join(name), map)
     }
 
     fn link_path(&self, program: &str) -> PathBuf {
@@ -91,9 +104,9 @@ impl Pins {
         open(&self.pod_path(cookie))
     }
 
-    /// Pins a pod's socket lookup, in the place of what was there.
-    pub(super) fn pin_pod(&self, cookie: u64, link: &OwnedFd) -> Result<(), SteerError> {
-        replace(&self.pod_path(cookie), link)
+    /// Sees that a pod's socket lookup is pinned. Returns whether it was not.
+    pub(super) fn ensure_pod(&self, cookie: u64, link: &OwnedFd) -> Result<bool, SteerError> {
+        ensure(&self.pod_path(cookie), link)
     }
 
     /// Takes a pod's socket lookup away; that it was not there is no error.
@@ -170,9 +183,17 @@ fn open(path: &Path) -> Result<Option<OwnedFd>, SteerError> {
     sys::pinned(path).map_err(|error| failed("opening", path, error))
 }
 
-fn replace(path: &Path, object: &OwnedFd) -> Result<(), SteerError> {
+/// Sees that the pin is of this object. Returns whether it was not.
+fn ensure(path: &Path, object: &OwnedFd) -> Result<bool, SteerError> {
+    let id = |object: &OwnedFd| sys::object_id(object.as_fd());
+    if let Ok(Some(pinned)) = sys::pinned(path)
+        && id(&pinned).is_ok_and(|pinned| id(object).is_ok_and(|wanted| pinned == wanted))
+    {
+        return Ok(false);
+    }
     unpin(path)?;
-    sys::pin(object.as_fd(), path).map_err(|error| failed("pinning a link as", path, error))
+    sys::pin(object.as_fd(), path).map_err(|error| failed("pinning", path, error))?;
+    Ok(true)
 }
 
 fn unpin(path: &Path) -> Result<(), SteerError> {

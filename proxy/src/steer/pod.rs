@@ -45,6 +45,8 @@ pub(super) struct HeldPod {
     pub(super) extra_addresses: Vec<AddrKey>,
     /// The link of the pod's socket lookup.
     pub(super) lookup: Option<OwnedFd>,
+    /// The id of the program that this process has put into the link.
+    pub(super) program: u32,
     /// Whether this process has asked for it.
     pub(super) claimed: bool,
 }
@@ -132,7 +134,7 @@ impl Steering {
             }
         }
         // What comes in is steered before connects are captured: a captured connect must find its listener.
-        self.put_lookup(pod, slot, flags, &mut held.lookup)?;
+        self.put_lookup(pod, slot, flags, held)?;
         let entry = Pod {
             v4: first(true),
             v6: first(false),
@@ -156,7 +158,7 @@ impl Steering {
         pod: &PodSteering<'_>,
         slot: u32,
         flags: PodFlags,
-        link: &mut Option<OwnedFd>,
+        held: &mut HeldPod,
     ) -> Result<(), SteerError> {
         let failed = |error| SteerError::Attach {
             program: SK_LOOKUP.name,
@@ -164,21 +166,20 @@ impl Steering {
             error,
         };
         let program = self.load_lookup(pod.cookie, slot, flags)?;
-        if let Some(link) = &*link
+        if let Some(link) = &held.lookup
             && is_on(link, pod.netns)
         {
             sys::update_link(link.as_fd(), program.as_fd()).map_err(failed)?;
         } else {
             let new = sys::link(program.as_fd(), pod.netns, SK_LOOKUP.attach).map_err(failed)?;
-            if let Some(old) = link.replace(new) {
+            if let Some(old) = held.lookup.replace(new) {
                 // Detached already, most likely.
                 let _ = sys::detach_link(old.as_fd());
             }
         }
-        if let (Some(pins), Some(link)) = (&self.pins, &*link)
-            && pins.pod(pod.cookie)?.is_none_or(|pinned| !same_link(&pinned, link))
-        {
-            pins.pin_pod(pod.cookie, link)?;
+        held.program = sys::object_id(program.as_fd()).map_err(failed)?;
+        if let (Some(pins), Some(link)) = (&self.pins, &held.lookup) {
+            pins.ensure_pod(pod.cookie, link)?;
         }
         Ok(())
     }
@@ -228,6 +229,7 @@ impl HeldPod {
             entry: Pod { slot, ..Pod::default() },
             extra_addresses: Vec::new(),
             lookup: None,
+            program: 0,
             claimed: true,
         }
     }
@@ -237,11 +239,6 @@ impl HeldPod {
 pub(super) fn is_on(link: &OwnedFd, netns: BorrowedFd<'_>) -> bool {
     let inode = nix::sys::stat::fstat(netns).map(|stat| stat.st_ino);
     sys::link_info(link.as_fd()).is_ok_and(|info| inode == Ok(info.netns.into()))
-}
-
-fn same_link(one: &OwnedFd, other: &OwnedFd) -> bool {
-    let id = |link: &OwnedFd| sys::link_info(link.as_fd()).map(|info| info.id).ok();
-    id(one).is_some() && id(one) == id(other)
 }
 
 /// The places of the map of listeners, one for each pod.

@@ -365,8 +365,6 @@ pub(super) fn detach_link(link: BorrowedFd<'_>) -> io::Result<()> {
 /// Where a link leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LinkInfo {
-    /// The link's own id.
-    pub(super) id: u32,
     /// The id of its program.
     pub(super) program: u32,
     /// The id of its cgroup; zero where that is gone.
@@ -383,7 +381,6 @@ pub(super) fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
     cgroup[..4].copy_from_slice(&low);
     cgroup[4..].copy_from_slice(&high);
     Ok(LinkInfo {
-        id: info.id,
         program: info.program_id,
         cgroup: u64::from_ne_bytes(cgroup),
         netns: info.target[0],
@@ -410,6 +407,12 @@ pub(super) fn map_info(map: BorrowedFd<'_>) -> io::Result<MapInfo> {
         max_entries: info.max_entries,
         flags: info.flags,
     })
+}
+
+/// The kernel's number of a map, program or link.
+pub(super) fn object_id(object: BorrowedFd<'_>) -> io::Result<u32> {
+    // What the kernel tells of each of them begins with its type and its id.
+    info::<[u32; 2]>(object).map(|[_, id]| id)
 }
 
 /// `T` is a prefix of what the kernel tells of such an object; plain integers.

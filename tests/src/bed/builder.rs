@@ -127,6 +127,7 @@ impl BedBuilder {
                     ca_token: dir.path().join(format!("{name}.token")),
                     pods_cgroup: cgroups.add(format!("{name}/pods"))?,
                     bpf_dir: pins.of(name),
+                    run_dir: dir.path().join(format!("{name}-run")),
                     more: self.node_arguments.clone(),
                 },
                 place: Place::open(&netns::path(&netns), &cgroup)?,
@@ -134,6 +135,7 @@ impl BedBuilder {
                 v4: topology::node_v4(number(index)?),
                 v6: topology::node_v6(number(index)?),
                 process: Mutex::default(),
+                leaving: Mutex::default(),
                 log: Log::new(name, dir.path()),
             })
         });

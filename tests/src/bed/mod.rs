@@ -55,6 +55,8 @@ pub use self::spec::{PodSpec, ServiceSpec};
 pub use self::sweep::{residue, residue_of, sweep};
 
 use self::process::{CaSettings, Process, TokenSpec};
+pub use crate::sys::detach_pinned_link;
+
 use crate::sys::Place;
 
 /// The trust domain of every bed.

@@ -142,7 +142,9 @@ pub struct NodeSettings {
     pub pods_cgroup: PathBuf,
     /// The folder in which its maps and programs are pinned.
     pub bpf_dir: PathBuf,
-    /// More arguments, at the end.
+    /// The folder of the socket by which it hands over to the next.
+    pub run_dir: PathBuf,
+    /// More arguments, each `--flag=value`, in the place of those above where it is the same flag.
     pub more: Vec<String>,
 }
 
@@ -151,6 +153,7 @@ impl NodeSettings {
     pub fn uninstall(&self) -> anyhow::Result<()> {
         let mut command = Command::new(binary()?);
         command.args(["node", "--uninstall", "--bpf-dir"]).arg(&self.bpf_dir);
+        command.arg("--run-dir").arg(&self.run_dir);
         let output = command
             .stdin(Stdio::null())
             .output()
@@ -182,12 +185,21 @@ impl NodeSettings {
             self.pods_cgroup.clone().into(),
             "--bpf-dir".into(),
             self.bpf_dir.clone().into(),
+            "--run-dir".into(),
+            self.run_dir.clone().into(),
             "--admin".into(),
             ADMIN.into(),
             "--log-format".into(),
             "logfmt".into(),
         ];
-        arguments.extend(self.more.iter().map(Into::into));
+        for more in &self.more {
+            // A flag given once more replaces what the bed says.
+            let flag = more.split('=').next().unwrap_or_default();
+            if let Some(at) = arguments.iter().position(|argument| argument == flag) {
+                arguments.drain(at..at + 2);
+            }
+            arguments.push(more.into());
+        }
         arguments
     }
 }

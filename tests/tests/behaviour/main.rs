@@ -30,5 +30,7 @@ mod small_writes;
 mod source_address;
 mod source_ports;
 mod stalled_stream;
+mod tampering;
 mod telemetry;
 mod transparency;
+mod upgrade;
