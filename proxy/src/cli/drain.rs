@@ -29,12 +29,7 @@ pub(super) struct Drain<'a> {
 
 impl Drain<'_> {
     /// After a signal: nothing new is taken from now on, by nobody. A second signal ends it.
-    pub(super) async fn after_stop(
-        self,
-        stop: &mut StopSignals,
-        wishes: &mut mpsc::Receiver<Wish>,
-        admin: &AdminPage,
-    ) {
+    pub(super) async fn after_stop(self, stop: &mut StopSignals, wishes: &mut mpsc::Receiver<Wish>, admin: &AdminPage) {
         tracing::info!("draining for at most {} ms", self.deadline.as_millis());
         self.started.send_replace(true);
         let successors = async {

@@ -245,7 +245,10 @@ mod tests {
         }
         told.await.unwrap();
         serving.await.unwrap();
-        assert!(Predecessor::find(dir.path()).await.unwrap().is_none(), "nobody listens any more");
+        assert!(
+            Predecessor::find(dir.path()).await.unwrap().is_none(),
+            "nobody listens any more"
+        );
     }
 
     #[tokio::test]

@@ -32,12 +32,7 @@ pub(super) struct Keeper {
 }
 
 impl Keeper {
-    pub(super) fn new(
-        enrolment: Enrolment,
-        mesh: MeshHandle,
-        telemetry: Arc<Telemetry>,
-        readiness: Readiness,
-    ) -> Self {
+    pub(super) fn new(enrolment: Enrolment, mesh: MeshHandle, telemetry: Arc<Telemetry>, readiness: Readiness) -> Self {
         Self {
             enrolment: Some(enrolment),
             retry: false,

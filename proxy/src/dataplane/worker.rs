@@ -171,12 +171,7 @@ async fn flush(worker: &Worker, pods: &mut HashMap<Arc<str>, JoinSet<()>>) {
     }
 }
 
-fn serve(
-    worker: &Rc<Worker>,
-    pod: &Arc<LocalPod>,
-    listeners: PodListeners,
-    tasks: &mut JoinSet<()>,
-) -> io::Result<()> {
+fn serve(worker: &Rc<Worker>, pod: &Arc<LocalPod>, listeners: PodListeners, tasks: &mut JoinSet<()>) -> io::Result<()> {
     let (w, p) = (Rc::clone(worker), Arc::clone(pod));
     tasks.spawn_local(accept_all(
         w,

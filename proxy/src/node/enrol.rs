@@ -119,6 +119,13 @@ impl Enrolment {
         if swept > 0 {
             tracing::info!("let go {swept} pods that had left while no proxy ran");
         }
+        if self.failed.is_empty() {
+            match self.steering.remove_other_versions() {
+                Ok(0) => {}
+                Ok(count) => tracing::info!("removed the programs and maps of {count} other versions"),
+                Err(error) => tracing::warn!("{error}"),
+            }
+        }
         !self.failed.is_empty()
     }
 

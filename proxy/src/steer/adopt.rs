@@ -81,4 +81,10 @@ impl Steering {
         }
         unclaimed.len()
     }
+
+    /// Removes what versions with another layout have left. For when each pod that the mesh wants is steered by this
+    /// one: until then the others are in charge, or keep pods closed.
+    pub fn remove_other_versions(&self) -> Result<usize, SteerError> {
+        self.pins.as_ref().map_or(Ok(0), Pins::remove_other_versions)
+    }
 }

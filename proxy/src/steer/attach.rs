@@ -32,7 +32,7 @@ impl Prepared {
         // What is wrong with the cgroup is to be said before anything is made.
         Target::open(cgroup)?;
         let adopts = match &pins {
-            Some(pins) => pins.link(CGROUP_PROGRAMS[0].name)?.is_some(),
+            Some(pins) => pins.in_force()?,
             None => false,
         };
         let object = Object::open(log, pins.as_ref())?;
@@ -124,7 +124,10 @@ impl CgroupPrograms {
         let target = Target::open(&self.cgroup)?;
         let mut changes = Vec::new();
         for (place, (program, loaded)) in self.loaded.iter().enumerate() {
-            let own = links.get(place).filter(|link| target.has(link)).map(|link| link.as_fd());
+            let own = links
+                .get(place)
+                .filter(|link| target.has(link))
+                .map(|link| link.as_fd());
             if let Some(new) = put(*program, loaded, own, &target, pins, &mut changes)? {
                 if place < links.len() {
                     // Gone with its cgroup, or detached.

@@ -12,13 +12,18 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use adit_common::LAYOUT;
 use nix::fcntl::{Flock, FlockArg};
 use nix::mount::{MsFlags, mount};
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 
-use super::{CGROUP_PROGRAMS, SteerError, sys};
+use super::{SteerError, sys};
+
+/// Time enough for a `connect` to get from its first hook to its last.
+const BEING_MADE: Duration = Duration::from_millis(20);
 
 /// Where a bpffs is usually mounted.
 const USUAL_BPFFS: &str = "/sys/fs/bpf";
@@ -48,6 +53,26 @@ impl Pins {
             fs::create_dir_all(&path).map_err(|error| failed("making the folder", &path, error))?;
         }
         Ok(())
+    }
+
+    /// Whether there is something in force, of this version or of another.
+    pub(super) fn in_force(&self) -> Result<bool, SteerError> {
+        for version in versions(&self.dir)? {
+            if !names(&version.join("links"))?.is_empty() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Detaches and removes what is of other versions. Returns how many there were.
+    pub(super) fn remove_other_versions(&self) -> Result<usize, SteerError> {
+        let mut others = versions(&self.dir)?;
+        others.retain(|version| *version != self.root);
+        for version in &others {
+            remove_version(version)?;
+        }
+        Ok(others.len())
     }
 
     /// The pinned map, checked against what is wanted; made and pinned where there is none.
@@ -145,19 +170,38 @@ pub fn uninstall(dir: &Path) -> Result<bool, SteerError> {
     Ok(true)
 }
 
+/// The folders of all versions.
+fn versions(dir: &Path) -> Result<Vec<PathBuf>, SteerError> {
+    let is_version = |name: &String| {
+        name.strip_prefix('v')
+            .is_some_and(|number| number.parse::<u32>().is_ok())
+    };
+    let names = names(dir)?.into_iter().filter(is_version);
+    Ok(names.map(|name| dir.join(name)).collect())
+}
+
 /// Connects are let go first, so that none is captured that finds no listener.
 fn remove_version(root: &Path) -> Result<(), SteerError> {
     let (links, pods, maps) = (root.join("links"), root.join("pods"), root.join("maps"));
-    let known = CGROUP_PROGRAMS.iter().rev().map(|program| program.name.to_owned());
-    let mut paths: Vec<PathBuf> = known.map(|name| links.join(name)).collect();
-    // Of other versions, which may have other programs.
-    paths.extend(names(&links)?.iter().map(|name| links.join(name)));
-    paths.extend(names(&pods)?.iter().map(|name| pods.join(name)));
-    for path in paths {
+    let take_away = |path: PathBuf| {
         if let Some(link) = open(&path)? {
             detach(&link, &path)?;
             unpin(&path)?;
         }
+        Ok(())
+    };
+    let mut rest = names(&links)?;
+    rest.retain(|name| !name.contains("connect"));
+    for name in names(&links)?.iter().filter(|name| !rest.contains(name)) {
+        take_away(links.join(name))?;
+    }
+    // A connect that has just been captured is still to be published, and to find its listener.
+    thread::sleep(BEING_MADE);
+    for name in &rest {
+        take_away(links.join(name))?;
+    }
+    for name in names(&pods)? {
+        take_away(pods.join(name))?;
     }
     for name in names(&maps)? {
         unpin(&maps.join(name))?;

@@ -39,9 +39,7 @@ impl Steering {
             tracing::debug!("{error}");
         }
         let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
-        repairs
-            .done
-            .extend(self.programs.put(&mut links, self.pins.as_ref())?);
+        repairs.done.extend(self.programs.put(&mut links, self.pins.as_ref())?);
         drop(links);
         let pods = self.held_pods();
         for (cookie, pod) in pods.by_cookie.iter().filter(|(_, pod)| pod.claimed) {
@@ -60,9 +58,9 @@ impl Steering {
             if let (Some(pins), Some(link)) = (&self.pins, link)
                 && pins.ensure_pod(*cookie, link)?
             {
-                repairs
-                    .done
-                    .push(format!("the socket lookup of the pod with netns {cookie} was not pinned"));
+                repairs.done.push(format!(
+                    "the socket lookup of the pod with netns {cookie} was not pinned"
+                ));
             }
         }
         Ok(repairs)

@@ -118,12 +118,16 @@ impl Node {
         let handed_over = || self.log.text().matches("a successor has taken over").count();
         let before = handed_over();
         let mut next = Process::start_node(&self.with(more), &self.place, &self.log)?;
-        let taken = wait_for(&format!("another proxy to take over {}", self.name()), LONG_START, || {
-            if let Some(status) = next.ended()? {
-                bail!("the other proxy of {} ended: {status}", self.name());
-            }
-            Ok(handed_over() > before)
-        });
+        let taken = wait_for(
+            &format!("another proxy to take over {}", self.name()),
+            LONG_START,
+            || {
+                if let Some(status) = next.ended()? {
+                    bail!("the other proxy of {} ended: {status}", self.name());
+                }
+                Ok(handed_over() > before)
+            },
+        );
         taken.with_context(|| format!("its log:\n{}", self.log.tail()))?;
         let old = lock(&self.process).replace(next);
         lock(&self.leaving).extend(old);
@@ -132,8 +136,10 @@ impl Node {
 
     /// Waits until all proxies have ended that have handed over.
     pub fn wait_left(&self, deadline: Duration) -> anyhow::Result<()> {
-        for mut process in lock(&self.leaving).drain(..) {
+        let mut leaving = lock(&self.leaving);
+        while let Some(process) = leaving.first_mut() {
             let status = process.wait(deadline)?;
+            leaving.remove(0);
             if !status.success() {
                 bail!("a proxy of {} that had handed over ended: {status}", self.name());
             }

@@ -213,6 +213,25 @@ fn pods_whose_namespace_cannot_be_looked_at_stay_closed() {
 }
 
 #[test]
+fn what_a_version_with_another_layout_has_left_keeps_pods_closed_until_it_is_replaced() {
+    let (bed, _servers) = served("layouts");
+    let node = bed.node("n1");
+    let before = pins(node);
+    node.kill();
+    // As if it had been of layout 0; nothing in it is of use to layout 1.
+    std::fs::rename(node.bpf_dir().join("v1"), node.bpf_dir().join("v0")).unwrap();
+    let capture = bed.capture_link().unwrap();
+    assert_closed(&bed, &capture);
+    node.start().unwrap();
+    assert_eq!(pins(node), before, "its own, and nothing of the other");
+    wait_for("the way in", SOON, || {
+        Ok(is_answered(bed.pod("server"), bed.pod("client").at(PORT)))
+    })
+    .unwrap();
+    assert_all_is_well(&bed);
+}
+
+#[test]
 fn a_pod_is_never_open_while_it_changes_its_identity() {
     let (bed, _servers) = served("changes");
     let capture = bed.capture_link().unwrap();

@@ -80,23 +80,24 @@ fn programs_that_are_detached_are_attached_again() {
     })
     .unwrap();
     let capture = bed.capture_link().unwrap();
-    let seen = client.run(|| adit_tests::net::ask(server.at(PORT), "through-the-tunnel-1a2b")).unwrap();
+    let seen = client
+        .run(|| adit_tests::net::ask(server.at(PORT), "through-the-tunnel-1a2b"))
+        .unwrap();
     assert_eq!(seen.text, "through-the-tunnel-1a2b");
     assert_eq!(capture.count("through-the-tunnel-1a2b"), 0);
 }
 
 #[test]
 fn a_pods_cgroup_that_is_gone_makes_the_proxy_not_ready_until_it_is_back() {
-    let bed = world("cgroup gone")
-        .build()
-        .unwrap();
+    let bed = world("cgroup gone").build().unwrap();
     // A cgroup that holds nobody, so that it can be removed.
     let cgroup = bed.node("n1").pods_cgroup().with_file_name("none");
     std::fs::create_dir(&cgroup).unwrap();
     bed.start_ca().unwrap();
     bed.introduce_ca().unwrap();
     let node = bed.node("n1");
-    node.launch_with(&[&format!("--pods-cgroup={}", cgroup.display())]).unwrap();
+    node.launch_with(&[&format!("--pods-cgroup={}", cgroup.display())])
+        .unwrap();
     node.wait_ready(SOON).unwrap();
     std::fs::remove_dir(&cgroup).unwrap();
     let ready = || node.get("/healthz/ready").map(|answer| answer.status == 200);

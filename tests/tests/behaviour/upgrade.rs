@@ -137,9 +137,15 @@ fn upgrades_under_load_lose_nothing() {
             begin(client, vec![server.at(PORT), neighbour.at(PORT), outsider.at(PORT)]),
         ),
         // Through the tunnel, inwards.
-        ("from a pod elsewhere", begin(server, vec![client.at(PORT), client.at6(PORT)])),
+        (
+            "from a pod elsewhere",
+            begin(server, vec![client.at(PORT), client.at6(PORT)]),
+        ),
         // In plaintext.
-        ("from outside", begin(outsider, vec![client.at(PORT), neighbour.at6(PORT)])),
+        (
+            "from outside",
+            begin(outsider, vec![client.at(PORT), neighbour.at6(PORT)]),
+        ),
     ];
     std::thread::sleep(Duration::from_millis(500));
     for _ in 0..UPGRADES {
@@ -160,27 +166,37 @@ fn upgrades_under_load_lose_nothing() {
     ask(outsider, client.at6(PORT));
 }
 
+/// A connection that is open, and says so once more when it is told to.
+fn stay(client: &Pod, to: SocketAddr) -> Running<()> {
+    let talk = move |stage: &Stage| {
+        let mut stream = net::connect(to)?;
+        stream.write_all(b"here")?;
+        stage.reached(net::read_text(&mut stream, 4)?)?;
+        stage.hold()?;
+        stream.write_all(b"still here")?;
+        stage.reached(net::read_text(&mut stream, 10)?)
+    };
+    client.serve(talk).unwrap()
+}
+
 #[test]
 fn a_proxy_that_has_handed_over_leaves_when_its_last_connection_has_ended() {
     let bed = world("leaving").start().unwrap();
     let (client, server) = (bed.pod("client"), bed.pod("server"));
     let _server = echo(server, PORT);
     let to = server.at(PORT);
-    let open = client
-        .serve(|stage| {
-            let mut stream = net::connect(to)?;
-            stage.reached(())?;
-            stage.hold()?;
-            stream.write_all(b"still here")?;
-            stage.reached(net::read_text(&mut stream, 10)?)
-        })
-        .unwrap();
+    let mut open = stay(client, to);
     let node = bed.node("n1");
     node.upgrade(&[]).unwrap();
-    assert!(node.wait_left(Duration::from_secs(5)).is_err(), "an open connection keeps it");
-    let mut open = open;
+    assert!(
+        node.wait_left(Duration::from_secs(5)).is_err(),
+        "an open connection keeps it"
+    );
     open.proceed().unwrap();
     assert_eq!(open.stage::<String>(SOON).unwrap(), "still here");
+    open.join(SOON).unwrap();
+    node.wait_left(SOON).unwrap();
+    ask(client, to);
 }
 
 #[test]
@@ -247,16 +263,7 @@ fn a_successor_takes_over_from_one_that_drains_after_a_signal() {
     let (client, server) = (bed.pod("client"), bed.pod("server"));
     let _servers = [echo(server, PORT), echo(client, PORT)];
     let to = server.at(PORT);
-    let open = client
-        .serve(|stage| {
-            let mut stream = net::connect(to)?;
-            stage.reached(())?;
-            stage.hold()?;
-            stream.write_all(b"still here")?;
-            stage.reached(net::read_text(&mut stream, 10)?)
-        })
-        .unwrap();
-    let mut open = open;
+    let mut open = stay(client, to);
     let node = bed.node("n1");
     node.signal(nix::sys::signal::Signal::SIGTERM).unwrap();
     node.wait_for_log("draining", SOON).unwrap();
