@@ -2,11 +2,11 @@
 
 use std::io::Write;
 
-use adit_tests::bed::Stage;
+use adit_tests::bed::{Stage, wait_for};
 use adit_tests::net;
 use nix::sys::signal::Signal;
 
-use crate::world::{LONG, PORT, SOON, assert_refused, echo, world};
+use crate::world::{LONG, PORT, SOON, assert_refused, echo, is_answered, world};
 
 #[test]
 fn an_open_connection_goes_on_while_the_proxy_drains_and_then_the_proxy_ends() {
@@ -30,6 +30,8 @@ fn an_open_connection_goes_on_while_the_proxy_drains_and_then_the_proxy_ends() {
     node.signal(Signal::SIGTERM).unwrap();
     node.wait_for_log("draining", SOON).unwrap();
     assert!(node.is_running(), "an open connection keeps it");
+    // What has reached a listener by then is still taken.
+    wait_for("new connections to be refused", SOON, || Ok(!is_answered(client, to))).unwrap();
     assert_refused(client, to);
     open.proceed().unwrap();
     assert_eq!(open.stage::<String>(SOON).unwrap(), "during");

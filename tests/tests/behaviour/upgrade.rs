@@ -10,7 +10,7 @@ use adit_tests::bed::{Bed, Pod, Running, Stage, wait_for};
 use adit_tests::net::{self, Ending};
 use serde::{Deserialize, Serialize};
 
-use crate::world::{LONG, PORT, SOON, ask, assert_refused, echo, world};
+use crate::world::{LONG, PORT, SOON, ask, assert_refused, echo, is_answered, world};
 
 /// How often the proxy is replaced.
 const UPGRADES: usize = 5;
@@ -267,13 +267,11 @@ fn a_successor_takes_over_from_one_that_drains_after_a_signal() {
     let node = bed.node("n1");
     node.signal(nix::sys::signal::Signal::SIGTERM).unwrap();
     node.wait_for_log("draining", SOON).unwrap();
+    wait_for("new connections to be refused", SOON, || Ok(!is_answered(client, to))).unwrap();
     assert_refused(client, to);
     node.upgrade(&[]).unwrap();
     ask(client, to);
-    wait_for("the way in", SOON, || {
-        Ok(crate::world::is_answered(server, client.at(PORT)))
-    })
-    .unwrap();
+    wait_for("the way in", SOON, || Ok(is_answered(server, client.at(PORT)))).unwrap();
     open.proceed().unwrap();
     assert_eq!(open.stage::<String>(SOON).unwrap(), "still here");
     node.wait_left(LONG).unwrap();
