@@ -80,7 +80,7 @@ struct Core {
     started: SystemTime,
 }
 
-type PerKind<T> = [[T; 3]; 2];
+type PerKind<T> = [[T; 4]; 2];
 
 impl Telemetry {
     /// Starts counting, and the thread that writes the access log to standard output. Fails only where that thread
@@ -141,9 +141,11 @@ impl Telemetry {
             .collect()
     }
 
-    /// How many connections are open now.
+    /// How many connections this process carries now.
     pub fn open_connections(&self) -> usize {
-        self.core.live.len()
+        let carried = PATHS.into_iter().filter(|path| *path != Path::Direct);
+        let open = carried.flat_map(|path| self.core.open.each_ref().map(|paths| &paths[path as usize]));
+        open.map(|open| usize::try_from(open.load(Ordering::Relaxed)).unwrap_or(0)).sum()
     }
 
     /// The certificates of this node's identities, without their keys.
@@ -222,7 +224,7 @@ fn reporter_name(reporter: Reporter) -> &'static str {
 
 /// Indexed by their discriminants.
 const REPORTERS: [Reporter; 2] = [Reporter::Source, Reporter::Destination];
-const PATHS: [Path; 3] = [Path::Hbone, Path::Plain, Path::Local];
+const PATHS: [Path; 4] = [Path::Hbone, Path::Plain, Path::Local, Path::Direct];
 
 #[cfg(test)]
 mod tests;
