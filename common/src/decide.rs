@@ -259,7 +259,14 @@ mod tests {
         for (remote, port, announced, other_own, nobody, verdict) in [
             ("10.0.0.5", 80, None, false, Cached::Ask, SynVerdict::Pass),
             ("10.0.0.5", 80, captured, false, Cached::Ask, steer(Listener::Outbound)),
-            ("10.0.0.5", 15008, captured, false, Cached::Ask, steer(Listener::Outbound)),
+            (
+                "10.0.0.5",
+                15008,
+                captured,
+                false,
+                Cached::Ask,
+                steer(Listener::Outbound),
+            ),
             ("10.0.0.5", 15008, None, false, Cached::Deny, SynVerdict::Pass),
             ("127.0.0.1", 15008, None, false, Cached::Deny, SynVerdict::Pass),
             ("10.0.0.6", 80, None, true, Cached::Deny, SynVerdict::Pass),

@@ -242,7 +242,11 @@ mod tests {
             (9, 1, Cached::Ask),
             (NOBODY, 80, Cached::Ask),
         ] {
-            assert_eq!(cached(source, &table, HostPort(port), lookup), verdict, "{source} {port}");
+            assert_eq!(
+                cached(source, &table, HostPort(port), lookup),
+                verdict,
+                "{source} {port}"
+            );
         }
     }
 

@@ -6,8 +6,8 @@ use adit_common::{Addr, Counter, Direct, DirectEnd, DirectKind, Flow, HostPort};
 use aya_ebpf::EbpfContext as _;
 use aya_ebpf::bindings::BPF_ANY;
 use aya_ebpf::helpers::generated::{bpf_get_socket_cookie, bpf_ktime_get_ns};
-use aya_ebpf::programs::SockOpsContext;
 use aya_ebpf::maps::ring_buf::RingBufEntry;
+use aya_ebpf::programs::SockOpsContext;
 
 use crate::maps::{DIRECT, EVENTS, count};
 
@@ -93,23 +93,29 @@ pub fn tell_refused(netns: u64, describe: impl FnOnce(&mut Flow)) {
     let mut flow = Flow::default();
     describe(&mut flow);
     let nowhere = (Addr::default(), HostPort(0));
-    tell(DirectKind::Outbound, netns, nowhere, (flow.addr, flow.port), Some(&flow));
+    tell(
+        DirectKind::Outbound,
+        netns,
+        nowhere,
+        (flow.addr, flow.port),
+        Some(&flow),
+    );
 }
 
 /// A SYN was refused by a cached verdict.
 #[inline(always)]
 pub fn tell_refused_syn(netns: u64, client: Addr, client_port: HostPort, server: Addr, server_port: HostPort) {
-    tell(DirectKind::Inbound, netns, (client, client_port), (server, server_port), None);
+    tell(
+        DirectKind::Inbound,
+        netns,
+        (client, client_port),
+        (server, server_port),
+        None,
+    );
 }
 
 #[inline(always)]
-fn tell(
-    kind: DirectKind,
-    netns: u64,
-    client: (Addr, HostPort),
-    server: (Addr, HostPort),
-    flow: Option<&Flow>,
-) {
+fn tell(kind: DirectKind, netns: u64, client: (Addr, HostPort), server: (Addr, HostPort), flow: Option<&Flow>) {
     let Some(mut entry) = EVENTS.reserve(0) else {
         count(Counter::LostEnds, 1);
         return;

@@ -72,7 +72,10 @@ pub fn known(source: u32, addr: &Addr, port: adit_common::HostPort) -> (u64, Cac
     };
     // SAFETY: a single word.
     let lookup = |key: &VerdictKey| unsafe { VERDICTS.get(key).copied() };
-    (destination.netns, adit_common::cached(source, destination, port, lookup))
+    (
+        destination.netns,
+        adit_common::cached(source, destination, port, lookup),
+    )
 }
 
 /// Adds to a counter.

@@ -4,8 +4,8 @@
 //! pod it is: an address that two pods claim cannot lead to the other's listeners. Minimum kernel 5.9.
 
 use adit_common::{
-    Addr, AddrKey, Cached, FlowKey, FlowKind, HostPort, Listener, NOBODY, PodFlags, SynFacts, SynVerdict, listener_index,
-    syn,
+    Addr, AddrKey, Cached, FlowKey, FlowKind, HostPort, Listener, NOBODY, PodFlags, SynFacts, SynVerdict,
+    listener_index, syn,
 };
 use aya_ebpf::Global;
 use aya_ebpf::bindings::sk_action::{SK_DROP, SK_PASS};

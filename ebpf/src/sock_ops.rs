@@ -60,7 +60,11 @@ fn publish(ctx: &SockOpsContext) {
         let (destination, _) = known(NOBODY, &server.0, server.1);
         if destination != 0 {
             // As above.
-            let _ = FLOWS.insert(FlowKey::new(destination, client.0, client.1, server.1), flow, BPF_ANY.into());
+            let _ = FLOWS.insert(
+                FlowKey::new(destination, client.0, client.1, server.1),
+                flow,
+                BPF_ANY.into(),
+            );
         }
         tell_states(ctx);
     } else if FLOWS.insert(flow_key(ctx), flow, BPF_ANY.into()).is_ok() {

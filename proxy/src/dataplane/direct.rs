@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use adit_common::{Addr, Direct, DirectEnd, DirectKind, HostPort};
 use super::Dataplane;
 use super::record::{Author, Connection, End, How, Measured, Party, Path, Peer, Phase, Reporter};
 use crate::identity::SpiffeId;
 use crate::mesh::{Mesh, Workload};
 use crate::node::LocalPod;
 use crate::policy::{self, Verdict};
-use crate::steer::{OpenDirect, SteerError, command, monotonic_ns};
+use crate::steer::{Losses, OpenDirect, OpenSocket, SockDiag, SteerError, command, monotonic_ns};
+use adit_common::{Addr, Direct, DirectEnd, DirectKind, HostPort};
 
 /// The kernel's numbers of a socket's states.
 mod state {
@@ -128,7 +128,7 @@ impl DirectConnections {
         let by_netns: HashMap<u64, &Arc<LocalPod>> = pods.values().map(|pod| (pod.netns().cookie(), pod)).collect();
         let mut state = self.state();
         self.learn_pods(&mut state);
-        let mut doomed: HashMap<u64, Vec<(SocketAddr, SocketAddr)>> = HashMap::new();
+        let mut doomed: HashMap<u64, Vec<OpenSocket>> = HashMap::new();
         let mut count = 0;
         for (cookie, direct) in open {
             let connection = match state.announced.get(&cookie) {
@@ -146,7 +146,10 @@ impl DirectConnections {
                 Reporter::Source => (client, server),
                 Reporter::Destination => (server, client),
             };
-            doomed.entry(direct.netns).or_default().push((local, remote));
+            doomed
+                .entry(direct.netns)
+                .or_default()
+                .push(OpenSocket { local, remote, cookie });
             if state.announced.insert(cookie, Arc::clone(&connection)).is_none() {
                 self.plane.observer.opened(&connection);
             }
@@ -154,18 +157,29 @@ impl DirectConnections {
             count += 1;
         }
         drop(state);
-        for (netns, tuples) in doomed {
+        for (netns, sockets) in doomed {
             let Some(pod) = by_netns.get(&netns) else { continue };
-            if let Err(error) = pod.netns().destroy(&tuples) {
+            let destroyed = pod
+                .netns()
+                .run(SockDiag::open)
+                .map_err(std::io::Error::other)
+                .flatten()
+                .and_then(|diag| diag.destroy(&sockets));
+            if let Err(error) = destroyed {
                 tracing::error!(
                     "ending {} connections of pod {}/{} that policies forbid by now: {error}; they go on",
-                    tuples.len(),
+                    sockets.len(),
                     pod.workload().namespace,
                     pod.workload().name
                 );
             }
         }
         Ok(count)
+    }
+
+    /// What the kernel could not tell.
+    pub fn losses(&self) -> Result<Losses, SteerError> {
+        self.open.losses()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -198,7 +212,9 @@ impl DirectConnections {
         let other = if outbound { Some(server) } else { client };
         let other_workload = other.and_then(|addr| mesh.workload_by_addr(addr.ip())).cloned();
         // Proven for a pod of this node alone, by the namespace that the kernel has connected to.
-        let other_identity = other_workload.as_ref().filter(|other| outbound && self.plane.pods.get(&other.uid).is_some());
+        let other_identity = other_workload
+            .as_ref()
+            .filter(|other| outbound && self.plane.pods.get(&other.uid).is_some());
         let other = Peer {
             addr: other,
             identity: other_identity.map(|other| other.identity.clone()),
@@ -209,7 +225,11 @@ impl DirectConnections {
         Some(Connection {
             id: self.plane.next_id(),
             opened: SystemTime::now() - age,
-            reporter: if outbound { Reporter::Source } else { Reporter::Destination },
+            reporter: if outbound {
+                Reporter::Source
+            } else {
+                Reporter::Destination
+            },
             path: Path::Direct,
             service: mesh.service_by_addr(dialled.ip()).cloned(),
             source: if outbound { own(client) } else { other.clone() },
@@ -267,7 +287,9 @@ fn outcome(last: u32, reporter: Reporter, to: Option<SocketAddr>) -> (Party, Pha
     match last {
         state::SYN_SENT => {
             let to = to.map(|to| format!(" to {to}")).unwrap_or_default();
-            let how = How::Refused(format!("connecting{to}: refused, unreachable, or given up by the client"));
+            let how = How::Refused(format!(
+                "connecting{to}: refused, unreachable, or given up by the client"
+            ));
             (Party::Unknown, Phase::Connect, how)
         }
         state::FIN_WAIT2 | state::TIME_WAIT | state::CLOSING => (this, Phase::Relay, How::Fin),
@@ -358,12 +380,42 @@ mod tests {
         let to = Some("10.0.0.1:80".parse().unwrap());
         for (last, reporter, party, phase, how) in [
             (state::FIN_WAIT2, Reporter::Source, Party::Source, Phase::Relay, "fin"),
-            (state::FIN_WAIT2, Reporter::Destination, Party::Destination, Phase::Relay, "fin"),
-            (state::LAST_ACK, Reporter::Source, Party::Destination, Phase::Relay, "fin"),
-            (state::LAST_ACK, Reporter::Destination, Party::Source, Phase::Relay, "fin"),
-            (state::FIN_WAIT1, Reporter::Source, Party::Destination, Phase::Relay, "reset"),
+            (
+                state::FIN_WAIT2,
+                Reporter::Destination,
+                Party::Destination,
+                Phase::Relay,
+                "fin",
+            ),
+            (
+                state::LAST_ACK,
+                Reporter::Source,
+                Party::Destination,
+                Phase::Relay,
+                "fin",
+            ),
+            (
+                state::LAST_ACK,
+                Reporter::Destination,
+                Party::Source,
+                Phase::Relay,
+                "fin",
+            ),
+            (
+                state::FIN_WAIT1,
+                Reporter::Source,
+                Party::Destination,
+                Phase::Relay,
+                "reset",
+            ),
             (1, Reporter::Source, Party::Unknown, Phase::Relay, "reset"),
-            (state::SYN_SENT, Reporter::Source, Party::Unknown, Phase::Connect, "refused"),
+            (
+                state::SYN_SENT,
+                Reporter::Source,
+                Party::Unknown,
+                Phase::Connect,
+                "refused",
+            ),
         ] {
             let (by, at, ended) = outcome(last, reporter, to);
             assert_eq!((by, at, ended.as_str()), (party, phase, how), "{last}");

@@ -212,7 +212,9 @@ fn wanted(mesh: &Mesh, enrolled: &[Enrolled<'_>]) -> Told {
             Protocol::Hbone => Cached::Ask,
         };
         for ip in &workload.addresses {
-            let owns = mesh.workload_by_addr(*ip).is_some_and(|owner| Arc::ptr_eq(owner, workload));
+            let owns = mesh
+                .workload_by_addr(*ip)
+                .is_some_and(|owner| Arc::ptr_eq(owner, workload));
             // Of what lies in a range it is known already that it is asked.
             if owns && (verdict == Cached::Allow || !inside(ip)) {
                 wanted.destinations.insert((*ip).into(), elsewhere(verdict));
@@ -238,7 +240,9 @@ fn wanted(mesh: &Mesh, enrolled: &[Enrolled<'_>]) -> Told {
                 verdict: verdict as u32,
             };
             // An address that is another's by now is not let through to this pod.
-            let owns = mesh.workload_by_addr(*ip).is_some_and(|owner| owner.uid == pod.workload.uid);
+            let owns = mesh
+                .workload_by_addr(*ip)
+                .is_some_and(|owner| owner.uid == pod.workload.uid);
             if owns {
                 wanted.destinations.insert((*ip).into(), destination);
             }
@@ -271,7 +275,12 @@ fn verdicts(mesh: &Mesh, pod: &Enrolled<'_>, sources: &[(u32, Option<&SpiffeId>)
     let table: Table = compiled
         .entries
         .iter()
-        .map(|entry| ((sources[entry.source].0, entry.port.unwrap_or(ANY_PORT)), told(entry.verdict)))
+        .map(|entry| {
+            (
+                (sources[entry.source].0, entry.port.unwrap_or(ANY_PORT)),
+                told(entry.verdict),
+            )
+        })
         .collect();
     let verdict = match told(compiled.default) {
         Cached::Ask if !table.is_empty() => Cached::Table,

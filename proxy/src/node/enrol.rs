@@ -159,7 +159,13 @@ impl Enrolment {
             hbone: first.hbone.as_fd(),
             plaintext: first.plaintext.as_fd(),
         })?;
-        let pod = Arc::new(LocalPod::new(Arc::clone(workload), netns, local_ports, &attachment, lease));
+        let pod = Arc::new(LocalPod::new(
+            Arc::clone(workload),
+            netns,
+            local_ports,
+            &attachment,
+            lease,
+        ));
         self.pods.insert(&pod);
         self.server.added(&pod, listeners);
         Ok(Enrolled {

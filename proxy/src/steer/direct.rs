@@ -79,11 +79,13 @@ impl DirectEnds {
         };
         let ring = maps.events.try_clone().map_err(|error| failed(&error))?;
         let map = MapData::from_fd(ring).map_err(|error| failed(&error))?;
-        Ok(Self(RingBuf::try_from(Map::RingBuf(map)).map_err(|error| failed(&error))?))
+        Ok(Self(
+            RingBuf::try_from(Map::RingBuf(map)).map_err(|error| failed(&error))?,
+        ))
     }
 
-    /// Tells each end to `tell`, for good, in batches; after each batch `told`.
-    pub async fn follow(self, mut tell: impl FnMut(&DirectEnd), mut told: impl FnMut()) -> std::io::Result<()> {
+    /// Tells each end to `tell`, for good, in batches.
+    pub async fn follow(self, mut tell: impl FnMut(&DirectEnd)) -> std::io::Result<()> {
         #[expect(
             deprecated,
             reason = "the ring owns its descriptor, so it stays open as long as the registration"
@@ -98,7 +100,6 @@ impl DirectEnds {
             }
             ready.clear_ready();
             drop(ready);
-            told();
             sleep(GATHER).await;
         }
     }

@@ -4,6 +4,7 @@
 //! instance for each enrolled pod, told by constants which pod it is; all share the maps.
 
 mod cgroup;
+mod destroy;
 mod direct;
 mod error;
 mod flows;
@@ -23,6 +24,7 @@ use std::sync::{Arc, Mutex};
 use aya_obj::generated::{bpf_attach_type, bpf_prog_type};
 
 pub use cgroup::{cgroup_id, own_cgroup_id};
+pub use destroy::{OpenSocket, SockDiag};
 pub use direct::{DirectEnds, Losses, OpenDirect};
 pub use error::SteerError;
 pub use flows::{Clients, Flows, OriginalDst, command};

@@ -252,7 +252,8 @@ pub(super) fn changing_entries<K: Pod + Eq + Hash, V: Pod>(map: BorrowedFd<'_>) 
 
 /// The values of an element of a per-CPU array, one for each possible CPU.
 pub(super) fn get_per_cpu(map: BorrowedFd<'_>, index: u32) -> io::Result<Vec<u64>> {
-    let cpus = aya::util::nr_cpus().map_err(|(path, error)| io::Error::new(error.kind(), format!("{path}: {error}")))?;
+    let cpus =
+        aya::util::nr_cpus().map_err(|(path, error)| io::Error::new(error.kind(), format!("{path}: {error}")))?;
     let mut values = vec![0_u64; cpus];
     let mut attr = element(map, &raw const index, values.as_mut_ptr(), 0);
     bpf(BPF_MAP_LOOKUP_ELEM, &mut attr)?;

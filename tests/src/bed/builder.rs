@@ -332,6 +332,7 @@ fn mesh_doc(bed: &BedBuilder, nodes: &[Node], pods: &[Pod]) -> anyhow::Result<Me
         });
     Ok(MeshDoc {
         trust_domain: TRUST_DOMAIN.to_owned(),
+        cluster_ranges: Vec::new(),
         nodes: nodes
             .iter()
             .map(|node| NodeDoc {
