@@ -325,7 +325,7 @@ pub(crate) mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::mesh::{Action, ServicePort, TrafficDistribution};
+    use crate::mesh::{Action, SameNode, ServicePort, TrafficDistribution};
 
     pub(crate) fn parts() -> MeshParts {
         MeshParts::new(TrustDomain::parse("cluster.local").unwrap(), "cluster.local")
