@@ -14,6 +14,7 @@ use serde::de::DeserializeOwned;
 use super::admin::{Metrics, Response, http_get};
 use super::log::{AccessLine, Log};
 use super::netns;
+use super::pod::Pod;
 use super::process::{ADMIN, NodeSettings, Process, write_token};
 use super::remote::{DEFAULT_DEADLINE, Running, Stage};
 use super::{READY_DEADLINE, lock, wait_for};
@@ -78,6 +79,16 @@ impl Node {
         let mut running = Running::start(self.name(), &self.host, work)?;
         let _listening: serde_json::Value = running.stage(DEFAULT_DEADLINE)?;
         Ok(running)
+    }
+
+    /// Starts `work` in the pod's network namespace, but in the host's cgroup: as a privileged process of the host that
+    /// enters the namespace.
+    pub fn spawn_in<T>(&self, pod: &Pod, work: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<Running<T>>
+    where
+        T: Serialize + DeserializeOwned,
+    {
+        let place = self.host.with_netns(&pod.netns())?;
+        Running::start(pod.name(), &place, |_| work())
     }
 
     /// Puts a token where the proxy reads it.

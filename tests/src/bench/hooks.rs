@@ -1,10 +1,12 @@
-//! What the kernel programs cost a connection, by the kernel's own count of their run time.
+//! What the kernel programs cost a connect: by the clock, against a process that they do not see, and by the kernel's
+//! own count of their runs.
 
 use std::fs::File;
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 
 use super::report::{median, number};
 use super::traffic::{GRACE, Route, World};
@@ -12,89 +14,106 @@ use super::{Bench, Row, Side, load};
 use crate::bed::Pod;
 use crate::sys::{ProgramTime, attached_programs, check_interrupt, count_program_time, program_time};
 
-/// `enum bpf_attach_type`: every kind that a cgroup's connections pass: sock_create, sock_ops, bind4 and 6, connect4
+const ENROLLED: &str = "connect_hook_ns";
+const OUTSIDE: &str = "connect_hook_outside_ns";
+
+/// `enum bpf_attach_type`: every kind that a cgroup's connections may meet: sock_create, sock_ops, bind4 and 6, connect4
 /// and 6, getpeername4 and 6, getsockname4 and 6, sock_release.
 const OF_CGROUPS: &[u32] = &[2, 3, 8, 9, 10, 11, 29, 30, 31, 32, 34];
 /// `BPF_SK_LOOKUP`
-const OF_NAMESPACES: u32 = 36;
-/// A program that runs for nanoseconds needs no long rounds.
-const SHORTER: u32 = 3;
-
-/// Runs and run time of one program in one connection.
-struct Share {
-    name: String,
-    runs: f64,
-    nanoseconds: f64,
-}
+const OF_NAMESPACES: &[u32] = &[36];
+/// Short rounds, and many: the machine's own speed changes from second to second by more than what is measured.
+const ROUND: Duration = Duration::from_millis(30);
+const ROUNDS: usize = 41;
 
 /// Measures both rows.
 pub(super) fn measure(bench: &mut Bench, world: &World) -> anyhow::Result<()> {
-    const ENROLLED: &str = "connect_hook_ns";
-    const OUTSIDE: &str = "connect_hook_outside_ns";
-    if !bench.wants(ENROLLED) && !bench.wants(OUTSIDE) {
-        return Ok(());
-    }
     let node = world.bed().node("n1");
-    // Outside the pods' cgroup, so that only the client's side is counted.
-    let _host = node.serve(load::serve)?;
-    let host = IpAddr::V4(node.v4());
     if bench.wants(ENROLLED) {
         let (client, near) = world.pair(Side::Adit, Route::Same);
-        row(bench, world, ENROLLED, client, near)?;
-        let per_connection = samples(bench, world, client, host)?;
-        note(bench, "connect_hook_ns, to the node itself instead", &per_connection);
+        let (_, plain_near) = world.pair(Side::Plain, Route::Same);
+        row(bench, world, ENROLLED, plain_near, (client, near))?;
     }
     if bench.wants(OUTSIDE) {
+        // In no pod's cgroup, so that the programs see the client's end only.
+        let _host = node.serve(load::serve)?;
         let (client, _) = world.pair(Side::Plain, Route::Same);
-        row(bench, world, OUTSIDE, client, host)?;
+        let host = IpAddr::V4(node.v4());
+        row(bench, world, OUTSIDE, host, (client, host))?;
     }
     Ok(())
 }
 
-fn row(bench: &mut Bench, world: &World, name: &'static str, client: &Pod, server: IpAddr) -> anyhow::Result<()> {
-    let rounds = samples(bench, world, client, server)?;
-    note(bench, name, &rounds);
-    let totals: Vec<f64> = rounds.iter().map(|shares| total(shares)).collect();
-    bench.add(Row::of_adit(name, "ns", &totals));
+/// How much longer a refused connect takes by `adit`, a pod and its destination, than to the address `plain` by a
+/// process in the network namespace of the pod outside the mesh, but in no pod's cgroup.
+fn row(
+    bench: &mut Bench,
+    world: &World,
+    name: &'static str,
+    plain: IpAddr,
+    adit: (&Pod, IpAddr),
+) -> anyhow::Result<()> {
+    let node = world.bed().node("n1");
+    let (outside, _) = world.pair(Side::Plain, Route::Same);
+    let (client, server) = adit;
+    let (mut without, mut differences) = (Vec::new(), Vec::new());
+    for round in 0..ROUNDS {
+        check_interrupt()?;
+        let plain = || node.spawn_in(outside, || load::refused(plain, ROUND))?.join(GRACE);
+        let adit = || client.spawn(|| load::refused(server, ROUND))?.join(GRACE);
+        let pair = if round % 2 == 0 {
+            plain().and_then(|plain| Ok((plain, adit()?)))
+        } else {
+            adit().and_then(|adit| Ok((plain()?, adit)))
+        };
+        match pair {
+            Ok((plain, adit)) => {
+                without.push(plain);
+                differences.push(adit - plain);
+            }
+            Err(error) => bench.note(format!("{name}, round {}: {error:#}", round + 1)),
+        }
+    }
+    bench.add(Row::of_adit(name, "ns", &differences));
+    if let Some(without) = median(&without) {
+        bench.note(format!(
+            "{name}: a refused connect takes {} ns where no program is attached",
+            number(without)
+        ));
+    }
+    match runs(bench, world, client, server) {
+        Ok(runs) => bench.note(format!("{name}: one answered connection runs {runs}")),
+        Err(error) => bench.note(format!("{name}, the programs' runs: {error:#}")),
+    }
     Ok(())
 }
 
-/// For each round, what each program that ran took of one connection.
-fn samples(bench: &Bench, world: &World, client: &Pod, server: IpAddr) -> anyhow::Result<Vec<Vec<Share>>> {
+/// What the kernel counts of its programs for one connection that is answered, program by program. The time is too long:
+/// it has the reading of the clock in it, twice for each run.
+fn runs(bench: &Bench, world: &World, client: &Pod, server: IpAddr) -> anyhow::Result<String> {
     let programs = programs(world)?;
-    let time = bench.time / SHORTER;
     let _counting = count_program_time().context("make the kernel count the programs' run time")?;
-    let rounds = (0..bench.rounds).map(|_| {
-        check_interrupt()?;
-        let before = times(&programs)?;
-        let connects = client.spawn(|| load::connects(server, 1, time))?.join(time + GRACE)?;
-        let after = times(&programs)?;
-        ensure!(
-            connects.errors == 0,
-            "{} connections failed: {}",
-            connects.errors,
-            connects.error.unwrap_or_default()
-        );
-        let shares = before.into_iter().zip(after).map(|(before, after)| Share {
-            runs: (after.runs - before.runs) as f64 / connects.done as f64,
-            nanoseconds: (after.nanoseconds - before.nanoseconds) as f64 / connects.done as f64,
-            name: after.name,
-        });
-        Ok(shares.filter(|share| share.runs > 0.0).collect())
+    let before = times(&programs)?;
+    let connects = client
+        .spawn(|| load::connects(server, 1, bench.time))?
+        .join(bench.time + GRACE)?;
+    let after = times(&programs)?;
+    let each = |count: u64| number(count as f64 / connects.done as f64);
+    let shares = before
+        .iter()
+        .zip(&after)
+        .filter(|(before, after)| after.runs > before.runs);
+    let shares = shares.map(|(before, after)| {
+        let (runs, time) = (after.runs - before.runs, after.nanoseconds - before.nanoseconds);
+        format!("{} {} times, {} ns", after.name, each(runs), each(time))
     });
-    rounds.collect()
+    Ok(shares.collect::<Vec<_>>().join("; "))
 }
 
 /// The programs that a connection of the first node's pods may meet: those of the pods' cgroup, of each pod's own, and
 /// of each pod's network namespace.
 fn programs(world: &World) -> anyhow::Result<Vec<u32>> {
     let node = world.bed().node("n1");
-    let pods: Vec<&Pod> = world
-        .bed()
-        .pods()
-        .iter()
-        .filter(|pod| pod.node() == node.name())
-        .collect();
     let mut programs = Vec::new();
     let mut add = |path: PathBuf, kinds: &[u32]| -> anyhow::Result<()> {
         let target = File::open(&path).with_context(|| format!("open {}", path.display()))?;
@@ -106,9 +125,9 @@ fn programs(world: &World) -> anyhow::Result<Vec<u32>> {
         Ok(())
     };
     add(node.pods_cgroup().to_owned(), OF_CGROUPS)?;
-    for pod in pods {
+    for pod in world.bed().pods().iter().filter(|pod| pod.node() == node.name()) {
         add(pod.cgroup().to_owned(), OF_CGROUPS)?;
-        add(pod.netns(), &[OF_NAMESPACES])?;
+        add(pod.netns(), OF_NAMESPACES)?;
     }
     programs.sort_unstable();
     programs.dedup();
@@ -120,31 +139,4 @@ fn times(programs: &[u32]) -> anyhow::Result<Vec<ProgramTime>> {
     times
         .collect::<std::io::Result<_>>()
         .context("read the counters of the attached programs")
-}
-
-fn total(shares: &[Share]) -> f64 {
-    shares.iter().map(|share| share.nanoseconds).sum()
-}
-
-/// Notes the round in the middle, program by program.
-fn note(bench: &mut Bench, what: &str, rounds: &[Vec<Share>]) {
-    let totals: Vec<f64> = rounds.iter().map(|shares| total(shares)).collect();
-    let Some(middle) = median(&totals) else { return };
-    let nearest = rounds
-        .iter()
-        .min_by(|one, other| (total(one) - middle).abs().total_cmp(&(total(other) - middle).abs()));
-    let shares = nearest.into_iter().flatten().map(|share| {
-        format!(
-            "{} {} ns in {} runs",
-            share.name,
-            number(share.nanoseconds),
-            number(share.runs)
-        )
-    });
-    let shares: Vec<String> = shares.collect();
-    bench.note(format!(
-        "{what}: {} ns a connection: {}",
-        number(middle),
-        shares.join(", ")
-    ));
 }

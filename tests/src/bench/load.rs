@@ -7,8 +7,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
-use socket2::SockRef;
+use socket2::{Domain, SockRef, Socket, Type};
 
 use crate::bed::Stage;
 use crate::net::{listen, raise_open_files};
@@ -21,6 +23,8 @@ const PING: u16 = 5202;
 pub(crate) const CONNECT: u16 = 5203;
 /// Answers a few bytes and keeps the connection until it is told to drop all.
 pub(crate) const HOLD: u16 = 5204;
+/// Where nobody listens.
+const NOBODY: u16 = 5205;
 
 /// What a bulk stream writes and reads at once.
 const BLOCK: usize = 128 << 10;
@@ -260,6 +264,44 @@ pub(crate) fn connects(server: IpAddr, threads: usize, time: Duration) -> anyhow
         errors,
         error,
     })
+}
+
+/// The time of the call of `connect` to a port that nobody listens on, over and over, in nanoseconds: that which one call
+/// in ten stays below, because what disturbs a call only makes it longer.
+pub(crate) fn refused(server: IpAddr, time: Duration) -> anyhow::Result<f64> {
+    stay_on_one_cpu()?;
+    let server = SocketAddr::from((server, NOBODY)).into();
+    let end = Instant::now() + time;
+    let mut times = Vec::with_capacity(64 << 10);
+    loop {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+        socket.set_linger(Some(Duration::ZERO))?;
+        let begin = Instant::now();
+        let outcome = socket.connect(&server);
+        let now = Instant::now();
+        times.push(now - begin);
+        match outcome {
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused => {}
+            // Where a proxy accepts for the server, it is the proxy that is refused, later.
+            Ok(()) => {}
+            Err(error) => return Err(error).context("connect to be refused"),
+        }
+        if now > end {
+            break;
+        }
+    }
+    times.sort_unstable();
+    Ok(times[times.len() / 10].as_secs_f64() * 1e9)
+}
+
+/// CPUs differ, by what else they are given to do.
+fn stay_on_one_cpu() -> anyhow::Result<()> {
+    let this = Pid::from_raw(0);
+    let allowed = sched_getaffinity(this)?;
+    let first = (0..CpuSet::count()).find(|cpu| allowed.is_set(*cpu).unwrap_or(false));
+    let mut one = CpuSet::new();
+    one.set(first.context("no CPU to run on")?)?;
+    sched_setaffinity(this, &one).context("stay on one CPU")
 }
 
 /// The time in milliseconds from `connect` to the answer to one byte.

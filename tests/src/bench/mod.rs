@@ -25,7 +25,7 @@ use crate::sys::{check_interrupt, note_interrupts};
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask bench", bin_name = "cargo xtask bench")]
 struct Options {
-    /// Fewer and shorter rounds: under 4 minutes instead of some 9
+    /// Fewer and shorter rounds: under 4 minutes instead of some 10
     #[arg(long)]
     quick: bool,
     /// Also write the medians to FILE: {"rows":[{"name","unit","plain","adit","ratio"}]}
@@ -95,7 +95,7 @@ fn run(options: &Options) -> anyhow::Result<()> {
         only: options.only.clone(),
         quick: options.quick,
         rounds: options.rounds.unwrap_or(if options.quick { 7 } else { 9 }).max(1),
-        time: Duration::from_millis(if options.quick { 600 } else { 1500 }),
+        time: Duration::from_millis(if options.quick { 500 } else { 1500 }),
         node_arguments: options.node_args.split_whitespace().map(str::to_owned).collect(),
         rows: Vec::new(),
         notes: Vec::new(),
