@@ -127,6 +127,7 @@ impl BedBuilder {
                     more: self.node_arguments.clone(),
                 },
                 place: Place::open(&netns::path(&netns), &cgroup)?,
+                host: Place::open(&netns::path(&netns), &cgroups.add(format!("{name}/host"))?)?,
                 netns,
                 v4: topology::node_v4(number(index)?),
                 v6: topology::node_v6(number(index)?),
