@@ -11,6 +11,7 @@ mod socket;
 mod uring;
 
 pub use bpf::detach_pinned_link;
+pub(crate) use bpf::{ProgramTime, attached_programs, count_program_time, program_time};
 pub(crate) use process::{Place, fork_into, wait_readable, wait_writable};
 pub(crate) use signal::{check_interrupt, note_interrupts};
 pub(crate) use socket::{bind_address_no_port, fastopen_connect, kernel_drops, packet_socket};

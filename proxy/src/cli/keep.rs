@@ -10,8 +10,10 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::handover::Wish;
 use crate::admin::{Pending, Readiness};
-use crate::mesh::MeshHandle;
-use crate::node::{self, EnrolError, Enrolment};
+use crate::dataplane::{DirectConnections, Verdicts};
+use crate::mesh::{Mesh, MeshHandle};
+use crate::node::{self, EnrolError, Enrolment, LocalPods};
+use crate::steer::VerdictMaps;
 use crate::telemetry::Telemetry;
 
 /// How often telemetry is told what is gone, where the mesh does not change.
@@ -22,36 +24,75 @@ const CHECK_EVERY: Duration = Duration::from_secs(5);
 /// Who keeps the pods enrolled.
 pub(super) struct Keeper {
     /// None only while it is at work on another thread.
-    enrolment: Option<Enrolment>,
+    kept: Option<Kept>,
     retry: bool,
     mesh: MeshHandle,
-    telemetry: Arc<Telemetry>,
     readiness: Readiness,
     /// What is wrong and could not be put right.
     broken: Option<(String, Pending)>,
 }
 
+/// What is kept as the mesh says: enrolment and the kernel's verdicts.
+pub(super) struct Kept {
+    pub(super) enrolment: Enrolment,
+    pub(super) maps: VerdictMaps,
+    pub(super) verdicts: Verdicts,
+    pub(super) direct: Arc<DirectConnections>,
+    pub(super) pods: LocalPods,
+    pub(super) telemetry: Arc<Telemetry>,
+}
+
+impl Kept {
+    /// Gives whether some pod has to be tried again.
+    fn reconcile(&mut self, mesh: &Mesh) -> bool {
+        // What policies forbid by now first; then, with the pods that are there, once more.
+        self.publish(mesh);
+        self.enforce();
+        let retry = self.enrolment.reconcile(mesh);
+        self.publish(mesh);
+        self.telemetry.forget_missing(mesh.workloads(), Instant::now());
+        retry
+    }
+
+    fn publish(&mut self, mesh: &Mesh) {
+        if let Err(error) = self.verdicts.publish(mesh, &self.pods) {
+            tracing::error!("{error}; connections that the kernel knows no verdict of take the proxy");
+        }
+    }
+
+    fn enforce(&self) {
+        match self.direct.enforce() {
+            Ok(0) => {}
+            Ok(count) => tracing::info!("ended {count} direct connections that policies forbid by now"),
+            Err(error) => tracing::error!("{error}; open connections that policies forbid by now go on"),
+        }
+    }
+
+    /// Takes back what a successor may have changed.
+    fn reclaim(&mut self, mesh: &Mesh) -> Result<(), EnrolError> {
+        // It numbers identities otherwise: nothing of it may be left when the pods have their own numbers again.
+        self.verdicts = Verdicts::take_over(self.maps.clone())?;
+        self.enrolment.reclaim()?;
+        self.reconcile(mesh);
+        Ok(())
+    }
+}
+
 impl Keeper {
-    pub(super) fn new(enrolment: Enrolment, mesh: MeshHandle, telemetry: Arc<Telemetry>, readiness: Readiness) -> Self {
+    pub(super) fn new(kept: Kept, mesh: MeshHandle, readiness: Readiness) -> Self {
         Self {
-            enrolment: Some(enrolment),
+            kept: Some(kept),
             retry: false,
             mesh,
-            telemetry,
             readiness,
             broken: None,
         }
     }
 
-    /// Enrols what the mesh says.
+    /// Enrols what the mesh says, and tells the kernel its verdicts.
     pub(super) async fn reconcile(&mut self) -> anyhow::Result<()> {
-        let (mesh, telemetry) = (self.mesh.load(), Arc::clone(&self.telemetry));
-        let work = move |enrolment: &mut Enrolment| {
-            let retry = enrolment.reconcile(&mesh);
-            telemetry.forget_missing(mesh.workloads(), Instant::now());
-            retry
-        };
-        self.retry = self.aside(work).await?;
+        let mesh = self.mesh.load();
+        self.retry = self.aside(move |kept| kept.reconcile(&mesh)).await?;
         Ok(())
     }
 
@@ -74,7 +115,8 @@ impl Keeper {
                     Wish::Thaw => {
                         tracing::warn!("a successor has failed; this process stays in charge");
                         frozen = false;
-                        let reclaimed = self.aside(|enrolment| enrolment.reclaim()).await?;
+                        let mesh = self.mesh.load();
+                        let reclaimed = self.aside(move |kept| kept.reclaim(&mesh)).await?;
                         self.note(reclaimed.map(|()| Vec::new()));
                     }
                     Wish::Drain(done) => return Ok(done),
@@ -86,7 +128,7 @@ impl Keeper {
                 () = sleep(node::RETRY), if self.retry && !frozen => self.reconcile().await?,
                 _ = forget.tick(), if !frozen => self.reconcile().await?,
                 _ = check.tick(), if !frozen => {
-                    let checked = self.aside(|enrolment| enrolment.check()).await?;
+                    let checked = self.aside(|kept| kept.enrolment.check()).await?;
                     self.note(checked);
                 }
             }
@@ -98,7 +140,7 @@ impl Keeper {
         let mut generations = self.mesh.subscribe();
         while generations.changed().await.is_ok() {
             let mesh = self.mesh.load();
-            if let Err(error) = self.aside(move |enrolment| enrolment.end_departed(&mesh)).await {
+            if let Err(error) = self.aside(move |kept| kept.enrolment.end_departed(&mesh)).await {
                 tracing::error!("{error:#}");
                 break;
             }
@@ -131,15 +173,15 @@ impl Keeper {
     /// Works on a thread where that may take its time.
     async fn aside<T: Send + 'static>(
         &mut self,
-        work: impl FnOnce(&mut Enrolment) -> T + Send + 'static,
+        work: impl FnOnce(&mut Kept) -> T + Send + 'static,
     ) -> anyhow::Result<T> {
-        let mut enrolment = self.enrolment.take().context("the enrolment was lost")?;
-        let (enrolment, result) = spawn_blocking(move || {
-            let result = work(&mut enrolment);
-            (enrolment, result)
+        let mut kept = self.kept.take().context("the enrolment was lost")?;
+        let (kept, result) = spawn_blocking(move || {
+            let result = work(&mut kept);
+            (kept, result)
         })
         .await?;
-        self.enrolment = Some(enrolment);
+        self.kept = Some(kept);
         Ok(result)
     }
 }

@@ -15,12 +15,12 @@ use tokio::time::{interval, timeout};
 use super::admin_page::AdminPage;
 use super::drain::Drain;
 use super::handover::{Control, Predecessor, Turn};
-use super::keep::Keeper;
+use super::keep::{Keeper, Kept};
 use super::memory;
 use super::settings::NodeSettings;
 use super::values::BpfLog;
 use crate::admin::{AdminState, Readiness, StateSections};
-use crate::dataplane::{Dataplane, DataplaneSettings, Workers};
+use crate::dataplane::{Dataplane, DataplaneSettings, DirectConnections, Verdicts, Workers};
 use crate::hbone::HboneSettings;
 use crate::identity::{CaClient, CaSettings, CertStore, IdentityLease, StoreSettings};
 use crate::mesh::MeshHandle;
@@ -124,7 +124,17 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
         settings.workers,
     );
 
-    let mut keeper = Keeper::new(enrolment, mesh.clone(), Arc::clone(&telemetry), readiness.clone());
+    let direct = Arc::new(DirectConnections::new(Arc::clone(&plane), steering.open_direct()));
+    telemetry.watch_direct(Arc::clone(&direct));
+    let kept = Kept {
+        enrolment,
+        maps: steering.verdicts(),
+        verdicts: Verdicts::take_over(steering.verdicts())?,
+        direct: Arc::clone(&direct),
+        pods: pods.clone(),
+        telemetry: Arc::clone(&telemetry),
+    };
+    let mut keeper = Keeper::new(kept, mesh.clone(), readiness.clone());
     keeper.reconcile().await?;
     drop(leases);
     if let Some(predecessor) = predecessor {
@@ -138,6 +148,14 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
     let (wish, mut wishes) = mpsc::channel(1);
     tokio::spawn(Control::bind(&settings.run_dir)?.serve(wish));
     drop(turn);
+    // A predecessor has read it until now.
+    let ends = steering.direct_ends()?;
+    let told = Arc::clone(&direct);
+    let reading = tokio::spawn(async move {
+        if let Err(error) = ends.follow(|end| told.ended(end)).await {
+            tracing::error!("reading the ends of direct connections: {error}; they are no longer logged and counted");
+        }
+    });
     for pod in pods.all().values() {
         let (certs, id) = (certs.clone(), pod.identity().clone());
         if certs.try_get(&id).is_none() {
@@ -198,6 +216,8 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
         None => workers_drain.after_stop(&mut stop, &mut wishes, &admin).await,
         Some(leave) => {
             admin.close();
+            // The successor reads them from now on.
+            reading.abort();
             // The successor waits for this word, and for the address.
             let _ = leave.send(());
             workers_drain.after_handover(&mut stop, &mut keeper).await;

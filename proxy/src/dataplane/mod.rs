@@ -5,10 +5,12 @@
 //! thread on its way.
 
 mod accept;
+mod direct;
 mod inbound;
 mod outbound;
 pub mod record;
 mod track;
+mod verdicts;
 mod worker;
 
 use std::sync::Arc;
@@ -24,6 +26,8 @@ use crate::node::LocalPods;
 use crate::steer::{Clients, Flows};
 use record::Observer;
 
+pub use direct::DirectConnections;
+pub use verdicts::Verdicts;
 pub use worker::Workers;
 
 /// How the data plane behaves.

@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use super::{LocalPod, LocalPods, Netns, NetnsError, PodListeners, listen_in};
 use crate::identity::CertStore;
-use crate::mesh::{Mesh, Protocol, Workload};
+use crate::mesh::{Mesh, Protocol, SameNode, Workload};
 use crate::steer::{ListenerFds, PodSteering, SteerError, Steering};
 
 /// How long after a failure a pod is tried again.
@@ -199,11 +199,13 @@ impl Enrolment {
             .and_then(|local_ports| Ok((local_ports, listen_in(&netns, self.workers)?)));
         let listeners = made.as_ref().ok().and_then(|(_, listeners)| first_of(listeners));
         // Without listeners too: a pod that should be enrolled is refused rather than open.
-        self.steering.attach_pod(&PodSteering {
+        let place = self.steering.attach_pod(&PodSteering {
             namespace: &workload.namespace,
             name: &workload.name,
             netns: netns.as_fd(),
             cookie,
+            identity: Some(&workload.identity),
+            same_node_encrypted: workload.same_node == SameNode::Encrypted,
             addresses: &workload.addresses,
             local_ports: made.as_ref().map_or([0, 0], |(local_ports, _)| *local_ports),
             listeners,
@@ -222,7 +224,7 @@ impl Enrolment {
             self.release_unless_held(before.cookie);
         }
         let (local_ports, listeners) = made?;
-        let pod = Arc::new(LocalPod::new(Arc::clone(workload), netns, local_ports, lease));
+        let pod = Arc::new(LocalPod::new(Arc::clone(workload), netns, local_ports, place, lease));
         self.pods.insert(&pod);
         self.server.added(&pod, listeners);
         Ok(())
@@ -265,5 +267,8 @@ pub(super) fn first_of(listeners: &[PodListeners]) -> Option<ListenerFds<'_>> {
 
 /// Whether the pod must be enrolled anew: what the kernel or the store of certificates was told has changed.
 pub(super) fn needs_new_enrolment(old: &Workload, new: &Workload) -> bool {
-    old.identity != new.identity || old.addresses != new.addresses || old.netns != new.netns
+    old.identity != new.identity
+        || old.addresses != new.addresses
+        || old.netns != new.netns
+        || old.same_node != new.same_node
 }

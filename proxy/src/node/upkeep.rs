@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::enrol::{first_of, needs_new_enrolment, wanted};
 use super::{EnrolError, Enrolment, LocalPod, listen_in};
 use crate::identity::SpiffeId;
-use crate::mesh::Mesh;
+use crate::mesh::{Mesh, SameNode};
 use crate::steer::PodSteering;
 
 /// The identities of the pods of `node` that should be enrolled.
@@ -75,6 +75,8 @@ impl Enrolment {
             name: &workload.name,
             netns: pod.netns().as_fd(),
             cookie: pod.netns().cookie(),
+            identity: Some(pod.identity()),
+            same_node_encrypted: workload.same_node == SameNode::Encrypted,
             addresses: &workload.addresses,
             local_ports: pod.local_ports(),
             listeners: first_of(&listeners),

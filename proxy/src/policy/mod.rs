@@ -5,6 +5,7 @@
 //! else, where none allows at all, everything is allowed; else one that allows must match. A policy that is listed but
 //! missing denies: it might have.
 
+mod compile;
 mod matching;
 mod rule_name;
 #[cfg(test)]
@@ -16,6 +17,7 @@ use std::sync::Arc;
 use crate::identity::SpiffeId;
 use crate::mesh::{Action, Listed, PolicySet, Workload};
 
+pub use compile::{Cached, Compiled, Entry, compile};
 pub use rule_name::RuleName;
 
 /// What is known of a connection that asks for leave.

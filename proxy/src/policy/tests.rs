@@ -1,5 +1,6 @@
 //! A table for each row of the semantics.
 
+mod compiled;
 mod equivalence;
 
 use std::net::IpAddr;

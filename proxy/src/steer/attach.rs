@@ -3,12 +3,13 @@
 use std::fs::File;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
 
 use super::object::{Object, ProgramSpec};
 use super::pins::Pins;
 use super::pod::HeldPods;
+use super::verdicts::SourceNumbers;
 use super::{CGROUP_PROGRAMS, LogScope, Maps, SK_LOOKUP, SteerError, SteerSettings, Steering, cgroup_id, sys};
 
 /// Programs that are loaded, and work on the pinned maps, but are not attached yet.
@@ -66,10 +67,12 @@ impl Prepared {
         self.programs.put(&mut links, self.pins.as_ref())?;
         let logging_program = self.programs.last_id()?;
         let pods = HeldPods::adopted(&maps, self.pins.as_ref())?;
+        let sources = SourceNumbers::above(pods.by_cookie.values().map(|pod| pod.entry.source).max());
         Ok(Steering {
             programs: self.programs,
             links: Mutex::new(links),
-            maps,
+            maps: Arc::new(maps),
+            sources,
             lookup: Mutex::new(self.object.into_template(SK_LOOKUP)?),
             pins: self.pins,
             pods: Mutex::new(pods),

@@ -7,6 +7,8 @@
 mod adopt;
 mod attach;
 mod cgroup;
+mod destroy;
+mod direct;
 mod error;
 mod flows;
 mod log;
@@ -17,6 +19,7 @@ mod probe;
 mod proxies;
 mod repair;
 mod sys;
+mod verdicts;
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -27,17 +30,22 @@ use aya_obj::generated::{bpf_attach_type, bpf_prog_type};
 
 pub use attach::Prepared;
 pub use cgroup::{cgroup_id, own_cgroup_id};
+pub use destroy::{OpenSocket, SockDiag};
+pub use direct::{DirectEnds, Losses, OpenDirect};
 pub use error::SteerError;
-pub use flows::{Clients, Flows, OriginalDst};
+pub use flows::{Clients, Flows, OriginalDst, command};
 pub use log::{LogScope, ProgramLog, forward_logs};
 pub use pins::uninstall;
-pub use pod::{ListenerFds, PodSteering};
+pub use pod::{ListenerFds, PodPlace, PodSteering};
 pub use repair::Repairs;
+pub use sys::monotonic_ns;
+pub use verdicts::{VerdictMaps, range};
 
 use attach::CgroupPrograms;
 use object::{Object, ProgramSpec, Template};
 use pins::Pins;
 use pod::HeldPods;
+use verdicts::SourceNumbers;
 
 /// The cgroup programs, in the order in which they are attached: what a capture needs is there before anything is
 /// captured.
@@ -86,10 +94,11 @@ pub struct Steering {
     /// The cgroup programs' links, in the order of [`CGROUP_PROGRAMS`].
     links: Mutex<Vec<OwnedFd>>,
     lookup: Mutex<Template>,
-    maps: Maps,
+    maps: Arc<Maps>,
     /// None in a self-test that is to touch nothing.
     pins: Option<Pins>,
     pods: Mutex<HeldPods>,
+    sources: SourceNumbers,
     log: LogScope,
     log_taken: AtomicBool,
     /// The id of a program that logs.
@@ -104,6 +113,12 @@ pub(crate) struct Maps {
     clients: Arc<OwnedFd>,
     listeners: OwnedFd,
     proxies: OwnedFd,
+    destinations: OwnedFd,
+    ranges: OwnedFd,
+    verdicts: OwnedFd,
+    direct: OwnedFd,
+    events: OwnedFd,
+    counters: OwnedFd,
 }
 
 impl Steering {
@@ -115,6 +130,21 @@ impl Steering {
     /// Where the true clients of the proxy's own connections to applications are told.
     pub fn clients(&self) -> Clients {
         Clients::new(Arc::clone(&self.maps.clients))
+    }
+
+    /// Where the kernel is told what it decides by itself.
+    pub fn verdicts(&self) -> VerdictMaps {
+        VerdictMaps::new(Arc::clone(&self.maps))
+    }
+
+    /// The direct connections that are open.
+    pub fn open_direct(&self) -> OpenDirect {
+        OpenDirect::new(Arc::clone(&self.maps))
+    }
+
+    /// The ring that tells the ends of direct connections. One reader only.
+    pub fn direct_ends(&self) -> Result<DirectEnds, SteerError> {
+        DirectEnds::of(&self.maps)
     }
 
     /// The ring that the programs log to; once, and not where nothing is logged.
@@ -135,6 +165,12 @@ impl Maps {
             clients: Arc::new(object.map("adit_clients")?),
             listeners: object.map("adit_listeners")?,
             proxies: object.map("adit_proxies")?,
+            destinations: object.map("adit_destinations")?,
+            ranges: object.map("adit_ranges")?,
+            verdicts: object.map("adit_verdicts")?,
+            direct: object.map("adit_direct")?,
+            events: object.map("adit_events")?,
+            counters: object.map("adit_counters")?,
         })
     }
 }

@@ -5,9 +5,10 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
 use std::sync::{MutexGuard, PoisonError};
 
-use adit_common::{Addr, AddrKey, Listener, MAX_PODS, Pod, PodFlags, listener_index};
+use adit_common::{Addr, AddrKey, Destination, Listener, MAX_PODS, NOBODY, Pod, PodFlags, listener_index};
 
 use super::{SK_LOOKUP, SteerError, Steering, sys};
+use crate::identity::SpiffeId;
 
 /// What steering must know of a pod.
 #[derive(Debug)]
@@ -20,6 +21,10 @@ pub struct PodSteering<'a> {
     pub netns: BorrowedFd<'a>,
     /// The cookie of that namespace.
     pub cookie: u64,
+    /// Whose connections the pod's are to the kernel's verdicts; none: nobody's.
+    pub identity: Option<&'a SpiffeId>,
+    /// Whether the pod's connections within the node take the proxy.
+    pub same_node_encrypted: bool,
     /// The pod's addresses.
     pub addresses: &'a [IpAddr],
     /// The pod's `net.ipv4.ip_local_port_range`.
@@ -37,6 +42,15 @@ pub struct ListenerFds<'a> {
     pub hbone: BorrowedFd<'a>,
     /// For plaintext from outside the mesh.
     pub plaintext: BorrowedFd<'a>,
+}
+
+/// The numbers by which verdicts know a pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PodPlace {
+    /// As a destination. The listeners have their places by it, too.
+    pub slot: u32,
+    /// Its identity, as a source.
+    pub source: u32,
 }
 
 /// A pod that is steered, by this process or by one before it.
@@ -66,7 +80,7 @@ impl Steering {
     /// # Errors
     ///
     /// A pod that was not steered before is as it was; one that was is steered as before, or to nobody.
-    pub fn attach_pod(&self, pod: &PodSteering<'_>) -> Result<(), SteerError> {
+    pub fn attach_pod(&self, pod: &PodSteering<'_>) -> Result<PodPlace, SteerError> {
         let mut pods = self.held_pods();
         let before = pods.by_cookie.remove(&pod.cookie);
         let is_new = before.is_none();
@@ -87,13 +101,16 @@ impl Steering {
         self.release_held(&mut self.held_pods(), cookie);
     }
 
-    fn put_pod(&self, pod: &PodSteering<'_>, held: &mut HeldPod) -> Result<(), SteerError> {
+    fn put_pod(&self, pod: &PodSteering<'_>, held: &mut HeldPod) -> Result<PodPlace, SteerError> {
         let maps = &self.maps;
         let at = |doing| move |error| SteerError::Map { doing, error };
         let slot = held.entry.slot;
         let mut flags = PodFlags::default();
         if self.log.covers(pod.namespace, pod.name) {
             flags = flags.with(PodFlags::LOG);
+        }
+        if pod.same_node_encrypted {
+            flags = flags.with(PodFlags::SAME_NODE_ENCRYPTED);
         }
         let of_family = |v4: bool| pod.addresses.iter().copied().filter(move |ip| ip.is_ipv4() == v4);
         let first = |v4: bool| of_family(v4).next().map(Addr::from).unwrap_or_default();
@@ -142,6 +159,8 @@ impl Steering {
             flags,
             local_ports: pod.local_ports,
             seed: fastrand::u32(..),
+            source: pod.identity.map_or(NOBODY, |identity| self.sources.of(identity)),
+            reserved: 0,
         };
         sys::update(maps.pods.as_fd(), &pod.cookie, &entry, 0).map_err(at("entering a pod"))?;
         held.entry = entry;
@@ -149,7 +168,10 @@ impl Steering {
         for key in &stale {
             sys::delete(maps.addrs.as_fd(), key).map_err(at("removing a pod's address"))?;
         }
-        Ok(())
+        Ok(PodPlace {
+            slot,
+            source: entry.source,
+        })
     }
 
     /// Puts a new instance of the socket lookup into the pod's link, or makes the link.
@@ -198,7 +220,9 @@ impl Steering {
         let Some(pod) = pods.by_cookie.remove(&cookie) else {
             return;
         };
-        // Errors here could only say that an entry is gone already.
+        // Errors here could only say that an entry is gone already. The pod's addresses first: nobody is let through to
+        // it any more.
+        self.forget_destinations(cookie, pod.addresses());
         let _ = sys::delete(self.maps.pods.as_fd(), &cookie);
         if let Some(link) = &pod.lookup {
             // A predecessor that drains may hold it too.
@@ -218,6 +242,17 @@ impl Steering {
         pods.slots.give_back(pod.entry.slot);
     }
 
+    /// Forgets of these addresses that they are this pod's; another pod may have them by now.
+    fn forget_destinations(&self, cookie: u64, addresses: impl Iterator<Item = Addr>) {
+        let map = self.maps.destinations.as_fd();
+        for addr in addresses {
+            let known: Option<Destination> = sys::get(map, &addr).ok().flatten();
+            if known.is_some_and(|destination| destination.netns == cookie) {
+                let _ = sys::delete(map, &addr);
+            }
+        }
+    }
+
     pub(super) fn held_pods(&self) -> MutexGuard<'_, HeldPods> {
         self.pods.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -232,6 +267,16 @@ impl HeldPod {
             program: 0,
             claimed: true,
         }
+    }
+}
+
+impl HeldPod {
+    /// All addresses that the kernel has been told of.
+    fn addresses(&self) -> impl Iterator<Item = Addr> {
+        let first = [self.entry.v4, self.entry.v6]
+            .into_iter()
+            .filter(|addr| !addr.is_none());
+        first.chain(self.extra_addresses.iter().map(|key| key.addr))
     }
 }
 

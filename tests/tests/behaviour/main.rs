@@ -10,6 +10,7 @@ mod ca_trouble;
 mod concurrency;
 mod connect_variants;
 mod crash;
+mod direct;
 mod drain;
 mod hairpin;
 mod half_close;

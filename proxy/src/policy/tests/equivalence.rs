@@ -101,7 +101,7 @@ fn some<T>(rng: &mut fastrand::Rng, most: usize, mut make: impl FnMut(&mut fastr
 }
 
 /// Empty as often as not, so that few conditions combine.
-fn seldom<T>(rng: &mut fastrand::Rng, make: impl FnMut(&mut fastrand::Rng) -> T) -> Vec<T> {
+pub(super) fn seldom<T>(rng: &mut fastrand::Rng, make: impl FnMut(&mut fastrand::Rng) -> T) -> Vec<T> {
     if rng.u8(..4) > 0 {
         Vec::new()
     } else {
@@ -156,7 +156,7 @@ fn random_match(rng: &mut fastrand::Rng) -> Match {
     }
 }
 
-fn random_policies(rng: &mut fastrand::Rng) -> Vec<Policy> {
+pub(super) fn random_policies(rng: &mut fastrand::Rng) -> Vec<Policy> {
     let keys = ["shop/a", "shop/b", "bank/a", "root/a", "shop/c"];
     let count = rng.usize(..=keys.len());
     keys[..count]
