@@ -1,0 +1,102 @@
+//! The proxy's listeners in a pod: nobody gets through by dialling them, and none of the pod's processes takes their
+//! place.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use adit_tests::net::{self, Ending};
+use socket2::{Domain, SockRef, Socket, Type};
+
+use super::{MARKER, STRICT, asked, assert_never_in_plaintext, listening_ports};
+use crate::world::{PORT, assert_refused, is_answered, world};
+
+#[test]
+fn the_listeners_in_another_pod_are_out_of_reach() {
+    let bed = world("others' listeners").start().unwrap();
+    let (client, outsider) = (bed.pod("client"), bed.pod("outsider"));
+    for other in ["neighbour", "server"] {
+        let other = bed.pod(other);
+        for port in listening_ports(other) {
+            assert_refused(client, other.at(port));
+            // From outside the mesh it is a port like any other, where nobody listens.
+            assert_refused(outsider, other.at(port));
+        }
+    }
+}
+
+/// Tries to listen beside Adit at one of its own ports.
+fn listen_beside(address: SocketAddr) -> std::io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+    socket.set_reuse_address(true)?;
+    SockRef::from(&socket).set_reuse_port(true)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(false)?;
+    }
+    socket.bind(&address.into())?;
+    socket.listen(64)?;
+    Ok(socket)
+}
+
+#[test]
+fn a_process_of_the_pod_cannot_join_the_listeners() {
+    let bed = world("joining").policy(STRICT).start().unwrap();
+    let server = bed.pod("server");
+    let ports = listening_ports(server);
+    let joined = server
+        .serve(|stage| {
+            let mut joined = Vec::new();
+            let mut addresses = Vec::new();
+            for port in ports {
+                for text in ["127.0.0.1", "::ffff:127.0.0.1", "::", "0.0.0.0"] {
+                    let address = SocketAddr::new(text.parse()?, port);
+                    if let Ok(socket) = listen_beside(address) {
+                        joined.push(socket);
+                        addresses.push(address);
+                    }
+                }
+            }
+            stage.reached(&addresses)?;
+            // What comes to such a socket has passed no policy.
+            for socket in joined {
+                std::thread::spawn(move || {
+                    while let Ok((stream, _)) = socket.accept() {
+                        let _ = stream.send(b"stolen");
+                    }
+                });
+            }
+            stage.hold()
+        })
+        .unwrap();
+    for attempt in 0..32 {
+        let attempt = (
+            attempt,
+            bed.pod("outsider").run(|| net::attempt(server.at(PORT))).unwrap(),
+        );
+        assert!(attempt.1.was_refused(), "{attempt:?}");
+    }
+    drop(joined);
+}
+
+#[test]
+fn a_pod_that_destroys_the_listeners_cuts_off_itself_only() {
+    let bed = world("destroyed").policy(STRICT).start().unwrap();
+    let (client, neighbour, server) = (bed.pod("client"), bed.pod("neighbour"), bed.pod("server"));
+    let _servers = [crate::world::echo(server, PORT), crate::world::echo(client, PORT)];
+    let capture = bed.capture_link().unwrap();
+    client.output("ss", &["-K", "-ltn"]).unwrap();
+    let way = || {
+        let stream = net::connect_prepared(server.at(PORT), |_| Ok(()))?;
+        stream.set_read_timeout(Some(Duration::from_millis(500)))?;
+        Ok(stream)
+    };
+    assert_eq!(asked(client, way), None);
+    assert_never_in_plaintext(&capture);
+    // Nor does anything get in past the policy.
+    let outcome = bed.pod("outsider").run(|| {
+        let stream = net::connect_prepared(client.at(PORT), |_| Ok(()))?;
+        stream.set_read_timeout(Some(Duration::from_millis(500)))?;
+        net::ask_on(stream, "past the policy")
+    });
+    assert!(!outcome.is_ok_and(|seen| seen.ending == Ending::Fin || seen.text == MARKER));
+    assert!(is_answered(neighbour, server.at(PORT)));
+}
