@@ -4,11 +4,12 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use adit_tests::bed::wait_for;
 use adit_tests::net::{self, Ending};
 use socket2::{Domain, SockRef, Socket, Type};
 
 use super::{MARKER, STRICT, asked, assert_never_in_plaintext, listening_ports};
-use crate::world::{PORT, assert_refused, is_answered, world};
+use crate::world::{PORT, SOON, assert_refused, echo, is_answered, world};
 
 #[test]
 fn the_listeners_in_another_pod_are_out_of_reach() {
@@ -42,7 +43,7 @@ fn a_process_of_the_pod_cannot_join_the_listeners() {
     let bed = world("joining").policy(STRICT).start().unwrap();
     let server = bed.pod("server");
     let ports = listening_ports(server);
-    let joined = server
+    let mut joined = server
         .serve(|stage| {
             let mut joined = Vec::new();
             let mut addresses = Vec::new();
@@ -55,7 +56,7 @@ fn a_process_of_the_pod_cannot_join_the_listeners() {
                     }
                 }
             }
-            stage.reached(&addresses)?;
+            stage.reached(())?;
             // What comes to such a socket has passed no policy.
             for socket in joined {
                 std::thread::spawn(move || {
@@ -64,9 +65,11 @@ fn a_process_of_the_pod_cannot_join_the_listeners() {
                     }
                 });
             }
+            stage.reached(&addresses)?;
             stage.hold()
         })
         .unwrap();
+    let addresses: Vec<SocketAddr> = joined.stage(SOON).unwrap();
     for attempt in 0..32 {
         let attempt = (
             attempt,
@@ -74,16 +77,27 @@ fn a_process_of_the_pod_cannot_join_the_listeners() {
         );
         assert!(attempt.1.was_refused(), "{attempt:?}");
     }
-    drop(joined);
+    // Beside the group, at other addresses of its port, there is nothing to be had.
+    assert!(
+        addresses
+            .iter()
+            .all(|address| !address.ip().to_canonical().is_loopback()),
+        "{addresses:?}"
+    );
 }
 
 #[test]
 fn a_pod_that_destroys_the_listeners_cuts_off_itself_only() {
     let bed = world("destroyed").policy(STRICT).start().unwrap();
     let (client, neighbour, server) = (bed.pod("client"), bed.pod("neighbour"), bed.pod("server"));
-    let _servers = [crate::world::echo(server, PORT), crate::world::echo(client, PORT)];
+    let _servers = [echo(server, PORT), echo(client, PORT)];
     let capture = bed.capture_link().unwrap();
-    client.output("ss", &["-K", "-ltn"]).unwrap();
+    // One call takes but one of those that share a port.
+    wait_for("the listeners' end", SOON, || {
+        client.output("ss", &["-HK", "-ltn", "src", "127.0.0.1"])?;
+        Ok(client.output("ss", &["-Hltn", "src", "127.0.0.1"])?.trim().is_empty())
+    })
+    .unwrap();
     let way = || {
         let stream = net::connect_prepared(server.at(PORT), |_| Ok(()))?;
         stream.set_read_timeout(Some(Duration::from_millis(500)))?;
