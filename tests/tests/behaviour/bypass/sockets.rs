@@ -143,6 +143,27 @@ fn a_source_route_leads_nowhere() {
 }
 
 #[test]
+fn a_pod_that_routes_its_own_address_away_reaches_nobody() {
+    let bed = world("routed away").start().unwrap();
+    let (client, neighbour, server) = (bed.pod("client"), bed.pod("neighbour"), bed.pod("server"));
+    let _servers = [echo(server, PORT), echo(neighbour, PORT)];
+    let capture = bed.capture_link().unwrap();
+    // Captured connects go to the pod's own address: off to a neighbour with them.
+    let (own, hop) = (client.v4(), neighbour.v4());
+    let route = format!(
+        "ip rule add pref 100 lookup local; ip rule delete pref 0
+         ip rule add pref 0 to {own} lookup 100; ip route add {own} via {hop} table 100"
+    );
+    shell(client, &route);
+    for to in [server.at(PORT), neighbour.at(PORT)] {
+        assert_eq!(asked(client, || net::connect_prepared(to, |_| Ok(()))), None, "{to}");
+    }
+    assert_never_in_plaintext(&capture);
+    let reached = [lines_about(&bed, server), lines_about(&bed, neighbour)].concat();
+    assert!(reached.is_empty(), "{reached:?}");
+}
+
+#[test]
 fn each_connect_of_a_socket_that_is_disconnected_between_is_decided_anew() {
     let bed = world("anew").start().unwrap();
     let (client, server) = (bed.pod("client"), bed.pod("server"));
