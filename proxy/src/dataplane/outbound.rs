@@ -175,6 +175,12 @@ async fn attempt(
             (Some(_), Some(_)) => Path::Local,
         };
     }
+    // A pod that may configure its namespace can take any address for its source. In the mesh the address would be
+    // shown to the application and to policies as this pod's, which it is not.
+    if in_mesh.is_some() && !pod.workload().addresses.contains(&client.ip()) {
+        let how = How::Refused(format!("the source {} is not an address of this pod", client.ip()));
+        return Err((Party::Proxy, how));
+    }
     match (in_mesh, local) {
         // To a peer outside the mesh.
         (None, _) => connected(worker, addr, dial(pod.netns(), bound_to(pod, client), addr), track)

@@ -6,6 +6,7 @@ mod world;
 
 mod abrupt_clients;
 mod bulk;
+mod bypass;
 mod ca_trouble;
 mod concurrency;
 mod connect_variants;
