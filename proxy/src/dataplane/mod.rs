@@ -8,6 +8,7 @@ mod accept;
 mod inbound;
 mod outbound;
 pub mod record;
+mod standing;
 mod track;
 mod worker;
 
