@@ -2,7 +2,7 @@
 
 use core::num::NonZeroU32;
 
-use crate::{Addr, HostPort, Listener, Pod};
+use crate::{Addr, Cached, FlowKind, HostPort, Listener, Pod};
 
 /// The port on which an enrolled pod takes tunnels.
 pub const HBONE_PORT: HostPort = HostPort(15008);
@@ -26,6 +26,8 @@ pub struct ConnectFacts {
 pub enum ConnectVerdict {
     /// Left alone.
     Pass,
+    /// Permitted as it is, and recorded.
+    Direct,
     /// Rewritten to this address, at a port that [`RewrittenPorts`] gives.
     Capture(Addr),
     /// Refused with `EPERM`.
@@ -41,11 +43,14 @@ pub enum Refusal {
     NoPort,
     /// The kernel had no memory for the socket's storage.
     NoMemory,
+    /// A cached verdict denies it.
+    Policy,
 }
 
-/// Decides on a TCP connect in an enrolled pod's network namespace.
+/// Decides on a TCP connect in an enrolled pod's network namespace. `known` finds what is known of the destination, and
+/// is asked only for what leaves the pod.
 #[inline(always)]
-pub fn connect(pod: &Pod, facts: &ConnectFacts) -> ConnectVerdict {
+pub fn connect(pod: &Pod, facts: &ConnectFacts, known: impl FnOnce() -> Cached) -> ConnectVerdict {
     let destination = &facts.destination;
     if facts.by_proxy || destination.is_loopback() || destination.is_unspecified() {
         return ConnectVerdict::Pass;
@@ -54,10 +59,12 @@ pub fn connect(pod: &Pod, facts: &ConnectFacts) -> ConnectVerdict {
     if facts.to_other_own_address || destination.same(&own) {
         return ConnectVerdict::Pass;
     }
-    if own.is_none() {
-        return ConnectVerdict::Refuse(Refusal::NoAddress);
+    match known() {
+        Cached::Allow => ConnectVerdict::Direct,
+        Cached::Deny => ConnectVerdict::Refuse(Refusal::Policy),
+        Cached::Ask | Cached::Table if own.is_none() => ConnectVerdict::Refuse(Refusal::NoAddress),
+        Cached::Ask | Cached::Table => ConnectVerdict::Capture(own),
     }
-    ConnectVerdict::Capture(own)
 }
 
 /// A number that spreads destinations over the rewritten ports.
@@ -120,8 +127,8 @@ pub struct SynFacts {
     pub local: Addr,
     /// The port it goes to.
     pub port: HostPort,
-    /// Whether it belongs to a captured connect of this pod.
-    pub captured: bool,
+    /// What it was announced as, if it was.
+    pub announced: Option<FlowKind>,
     /// Whether the address map names the source as one of the pod's own.
     pub from_other_own_address: bool,
 }
@@ -131,18 +138,22 @@ pub struct SynFacts {
 pub enum SynVerdict {
     /// To whatever the application has there.
     Pass,
+    /// To nobody: the client is reset.
+    Refuse,
     /// To this listener of the proxy, and dropped where that is gone.
     Steer(Listener),
 }
 
-/// Decides on a SYN that reaches an enrolled pod.
+/// Decides on a SYN that reaches an enrolled pod. `nobody` finds what is known of peers without an identity.
 ///
 /// A source that is a loopback address or one of the pod's own cannot come from outside: the kernel drops such
 /// packets as martians, and an answer would never leave the pod.
 #[inline(always)]
-pub const fn syn(facts: &SynFacts) -> SynVerdict {
-    if facts.captured {
-        return SynVerdict::Steer(Listener::Outbound);
+pub fn syn(facts: &SynFacts, nobody: impl FnOnce() -> Cached) -> SynVerdict {
+    match facts.announced {
+        Some(FlowKind::Captured) => return SynVerdict::Steer(Listener::Outbound),
+        Some(FlowKind::Direct) => return SynVerdict::Pass,
+        None => {}
     }
     if facts.remote.is_loopback() || facts.remote.same(&facts.local) || facts.from_other_own_address {
         return SynVerdict::Pass;
@@ -150,7 +161,11 @@ pub const fn syn(facts: &SynFacts) -> SynVerdict {
     if facts.port.0 == HBONE_PORT.0 {
         return SynVerdict::Steer(Listener::Hbone);
     }
-    SynVerdict::Steer(Listener::Plaintext)
+    match nobody() {
+        Cached::Allow => SynVerdict::Pass,
+        Cached::Deny => SynVerdict::Refuse,
+        Cached::Ask | Cached::Table => SynVerdict::Steer(Listener::Plaintext),
+    }
 }
 
 #[cfg(test)]
@@ -211,32 +226,66 @@ mod tests {
                 by_proxy,
                 to_other_own_address: other_own,
             };
-            assert_eq!(connect(&pod, &facts), verdict, "{destination}, by proxy {by_proxy}");
+            assert_eq!(
+                connect(&pod, &facts, || Cached::Ask),
+                verdict,
+                "{destination}, by proxy {by_proxy}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_known_of_a_destination_decides_on_what_leaves_the_pod() {
+        for (destination, known, verdict) in [
+            ("10.0.0.9", Cached::Allow, ConnectVerdict::Direct),
+            ("10.0.0.9", Cached::Deny, ConnectVerdict::Refuse(Refusal::Policy)),
+            ("10.0.0.9", Cached::Table, ConnectVerdict::Capture(addr("10.0.0.5"))),
+            ("10.0.0.5", Cached::Deny, ConnectVerdict::Pass),
+            ("127.0.0.1", Cached::Deny, ConnectVerdict::Pass),
+        ] {
+            let facts = ConnectFacts {
+                destination: addr(destination),
+                by_proxy: false,
+                to_other_own_address: false,
+            };
+            assert_eq!(connect(&dual_stack(), &facts, || known), verdict, "{destination}");
         }
     }
 
     #[test]
     fn a_syn_goes_to_the_listener_that_its_source_and_port_call_for() {
         let steer = SynVerdict::Steer;
-        for (remote, port, captured, other_own, verdict) in [
-            ("10.0.0.5", 80, false, false, SynVerdict::Pass),
-            ("10.0.0.5", 80, true, false, steer(Listener::Outbound)),
-            ("10.0.0.5", 15008, true, false, steer(Listener::Outbound)),
-            ("10.0.0.5", 15008, false, false, SynVerdict::Pass),
-            ("127.0.0.1", 15008, false, false, SynVerdict::Pass),
-            ("10.0.0.6", 80, false, true, SynVerdict::Pass),
-            ("10.9.0.1", 80, false, false, steer(Listener::Plaintext)),
-            ("10.9.0.1", 15008, false, false, steer(Listener::Hbone)),
-            ("10.9.0.1", 15001, false, false, steer(Listener::Plaintext)),
+        let (captured, direct) = (Some(FlowKind::Captured), Some(FlowKind::Direct));
+        for (remote, port, announced, other_own, nobody, verdict) in [
+            ("10.0.0.5", 80, None, false, Cached::Ask, SynVerdict::Pass),
+            ("10.0.0.5", 80, captured, false, Cached::Ask, steer(Listener::Outbound)),
+            (
+                "10.0.0.5",
+                15008,
+                captured,
+                false,
+                Cached::Ask,
+                steer(Listener::Outbound),
+            ),
+            ("10.0.0.5", 15008, None, false, Cached::Deny, SynVerdict::Pass),
+            ("127.0.0.1", 15008, None, false, Cached::Deny, SynVerdict::Pass),
+            ("10.0.0.6", 80, None, true, Cached::Deny, SynVerdict::Pass),
+            ("10.9.0.1", 80, None, false, Cached::Ask, steer(Listener::Plaintext)),
+            ("10.9.0.1", 80, None, false, Cached::Allow, SynVerdict::Pass),
+            ("10.9.0.1", 80, None, false, Cached::Deny, SynVerdict::Refuse),
+            ("10.9.0.1", 80, direct, false, Cached::Deny, SynVerdict::Pass),
+            ("10.9.0.1", 15008, None, false, Cached::Deny, steer(Listener::Hbone)),
+            ("10.9.0.1", 15008, direct, false, Cached::Deny, SynVerdict::Pass),
+            ("10.9.0.1", 15001, None, false, Cached::Ask, steer(Listener::Plaintext)),
         ] {
             let facts = SynFacts {
                 remote: addr(remote),
                 local: addr("10.0.0.5"),
                 port: HostPort(port),
-                captured,
+                announced,
                 from_other_own_address: other_own,
             };
-            assert_eq!(syn(&facts), verdict, "{remote} to {port}");
+            assert_eq!(syn(&facts, || nobody), verdict, "{remote} to {port}");
         }
     }
 

@@ -7,6 +7,7 @@
 
 mod addr;
 mod decide;
+mod direct;
 mod maps;
 
 pub use addr::{Addr, HostPort};
@@ -14,7 +15,11 @@ pub use decide::{
     ConnectFacts, ConnectVerdict, HBONE_PORT, MAX_CANDIDATES, Refusal, RewrittenPorts, SynFacts, SynVerdict, connect,
     destination_hash, syn,
 };
+pub use direct::{
+    ANY_PORT, COUNTERS, Cached, Counter, Destination, Direct, DirectEnd, DirectKind, EVENTS_LEN, MAX_DESTINATIONS,
+    MAX_DIRECT, MAX_RANGES, MAX_VERDICTS, NOBODY, Range, VerdictKey, cached,
+};
 pub use maps::{
-    AddrKey, COMMAND_LEN, Flow, FlowKey, LISTENERS_PER_POD, Listener, MAX_CLIENTS, MAX_FLOWS, MAX_PODS, Pod, PodFlags,
-    listener_index,
+    AddrKey, COMMAND_LEN, Flow, FlowKey, FlowKind, LISTENERS_PER_POD, Listener, MAX_CLIENTS, MAX_FLOWS, MAX_PODS, Pod,
+    PodFlags, listener_index,
 };

@@ -42,6 +42,8 @@ impl PodFlags {
     pub const LOG: Self = Self(1);
     /// The pod has more addresses than the first of each family: the address map knows them.
     pub const MORE_ADDRESSES: Self = Self(2);
+    /// The pod's connections within the node take the proxy too.
+    pub const SAME_NODE_ENCRYPTED: Self = Self(4);
 
     /// Whether all of `flag` is set.
     #[inline(always)]
@@ -73,6 +75,10 @@ pub struct Pod {
     pub local_ports: [u16; 2],
     /// A random number of this pod, so that rewritten ports cannot be foretold.
     pub seed: u32,
+    /// The number of the pod's identity among the verdicts' sources.
+    pub source: u32,
+    /// Always zero.
+    pub reserved: u32,
 }
 
 /// An address of a pod: namespace cookie and address.
@@ -85,11 +91,11 @@ pub struct AddrKey {
     pub addr: Addr,
 }
 
-/// A connection on the loopback of a pod, by what both of its ends see of it.
+/// A connection whose SYN is on its way to a socket lookup, by what that sees of it.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct FlowKey {
-    /// The network namespace's cookie.
+    /// The cookie of the network namespace of the side that accepts.
     pub netns: u64,
     /// The address of the side that connects.
     pub client: Addr,
@@ -115,7 +121,17 @@ impl FlowKey {
     }
 }
 
-/// The truth about a connection whose addresses were rewritten.
+/// What a connection on its way is to the socket lookup of the side that accepts.
+#[repr(u16)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FlowKind {
+    /// Captured: for the proxy.
+    Captured = 0,
+    /// Permitted: for the application itself.
+    Direct = 1,
+}
+
+/// The truth about a connection.
 ///
 /// In the map of flows and in a client's socket: the destination that the client dialled, and who dialled.
 /// In the map of clients and in an accepted socket: the true client; the author is then zero.
@@ -126,8 +142,8 @@ pub struct Flow {
     pub addr: Addr,
     /// The true port of the peer.
     pub port: HostPort,
-    /// Always zero.
-    pub reserved: u16,
+    /// A [`FlowKind`].
+    pub kind: u16,
     /// The process (thread group) that called `connect`, in the initial PID namespace.
     pub pid: u32,
     /// The cgroup of that process.
@@ -138,7 +154,7 @@ pub struct Flow {
 
 const _: () = {
     assert!(size_of::<Addr>() == 16);
-    assert!(size_of::<Pod>() == 56 && align_of::<Pod>() == 8);
+    assert!(size_of::<Pod>() == 64 && align_of::<Pod>() == 8);
     assert!(size_of::<AddrKey>() == 24);
     assert!(size_of::<FlowKey>() == 32);
     assert!(size_of::<Flow>() == 48);
@@ -159,4 +175,6 @@ mod pod {
     unsafe impl aya::Pod for super::FlowKey {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::Flow {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for crate::Addr {}
 }

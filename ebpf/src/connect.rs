@@ -6,8 +6,8 @@ use core::mem;
 use core::ptr;
 
 use adit_common::{
-    Addr, AddrKey, COMMAND_LEN, ConnectFacts, ConnectVerdict, Flow, HostPort, MAX_CANDIDATES, Pod, PodFlags, Refusal,
-    RewrittenPorts, connect, destination_hash,
+    Addr, AddrKey, COMMAND_LEN, Cached, ConnectFacts, ConnectVerdict, Flow, FlowKind, HostPort, MAX_CANDIDATES, Pod,
+    PodFlags, Refusal, RewrittenPorts, connect, destination_hash,
 };
 use aya_ebpf::EbpfContext as _;
 use aya_ebpf::bindings::{
@@ -23,7 +23,8 @@ use aya_ebpf::programs::SockAddrContext;
 use aya_log_ebpf::info;
 
 use crate::context::{read_addr, write_addr};
-use crate::maps::{ADDRS, PODS, clear_socket_flow, new_socket_flow};
+use crate::direct;
+use crate::maps::{ADDRS, PODS, clear_socket_flow, known, new_socket_flow};
 
 /// The hook's answers.
 const ALLOW: i32 = 1;
@@ -81,13 +82,28 @@ fn steer<const ONLY_V4: bool>(
     let port = HostPort::from_be16(address.user_port as u16);
     // SAFETY: a read of the union's only meaningful member in this program type.
     let sk = unsafe { address.__bindgen_anon_1.sk };
-    match connect(pod, &facts) {
+    let known = || match known(pod.source, &addr, port) {
+        (netns, Cached::Allow) if netns != 0 && pod.flags.has(PodFlags::SAME_NODE_ENCRYPTED) => Cached::Ask,
+        (_, verdict) => verdict,
+    };
+    match connect(pod, &facts, known) {
         ConnectVerdict::Pass => {
             // A socket that was captured before may be connected anew.
             // SAFETY: the context's socket.
             unsafe { clear_socket_flow(sk) };
             if log {
                 info!(ctx, "netns {} connect {:i}:{} left alone", netns, addr.octets(), port.0);
+            }
+            ALLOW
+        }
+        ConnectVerdict::Direct => {
+            // SAFETY: the context's socket.
+            let Some(flow) = (unsafe { new_socket_flow(sk) }) else {
+                return refuse(ctx, log, netns, addr, port, Refusal::NoMemory);
+            };
+            describe(flow, FlowKind::Direct, addr, port, cgroup);
+            if log {
+                info!(ctx, "netns {} connect {:i}:{} direct", netns, addr.octets(), port.0);
             }
             ALLOW
         }
@@ -108,7 +124,7 @@ fn steer<const ONLY_V4: bool>(
             let Some(flow) = (unsafe { new_socket_flow(sk) }) else {
                 return refuse(ctx, log, netns, addr, port, Refusal::NoMemory);
             };
-            describe(flow, addr, port, cgroup);
+            describe(flow, FlowKind::Captured, addr, port, cgroup);
             rewrite(address, to);
             address.user_port = rewritten.to_be16().into();
             if log {
@@ -124,16 +140,21 @@ fn steer<const ONLY_V4: bool>(
             }
             ALLOW
         }
-        ConnectVerdict::Refuse(reason) => refuse(ctx, log, netns, addr, port, reason),
+        ConnectVerdict::Refuse(reason) => {
+            if reason == Refusal::Policy {
+                direct::tell_refused(netns, |flow| describe(flow, FlowKind::Direct, addr, port, cgroup));
+            }
+            refuse(ctx, log, netns, addr, port, reason)
+        }
     }
 }
 
 /// Fills in the destination and its author. In place: the stack has little room.
 #[inline(always)]
-fn describe(flow: &mut Flow, addr: Addr, port: HostPort, cgroup: u64) {
+fn describe(flow: &mut Flow, kind: FlowKind, addr: Addr, port: HostPort, cgroup: u64) {
     flow.addr = addr;
     flow.port = port;
-    flow.reserved = 0;
+    flow.kind = kind as u16;
     flow.pid = (bpf_get_current_pid_tgid() >> 32) as u32;
     flow.cgroup = cgroup;
     // SAFETY: the helper writes at most so many bytes, and ends the name with a zero byte.

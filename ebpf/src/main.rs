@@ -14,6 +14,7 @@
 
 mod connect;
 mod context;
+mod direct;
 mod getpeername;
 mod maps;
 mod sk_lookup;

@@ -3,9 +3,14 @@
 use core::ffi::c_void;
 use core::ptr;
 
-use adit_common::{AddrKey, Flow, FlowKey, LISTENERS_PER_POD, MAX_CLIENTS, MAX_FLOWS, MAX_PODS, Pod};
-use aya_ebpf::bindings::{BPF_SK_STORAGE_GET_F_CREATE, bpf_sock};
-use aya_ebpf::btf_maps::{HashMap, SkStorage, SockMap};
+use adit_common::{
+    Addr, AddrKey, COUNTERS, Cached, Counter, Destination, Direct, DirectEnd, EVENTS_LEN, Flow, FlowKey,
+    LISTENERS_PER_POD, MAX_CLIENTS, MAX_DESTINATIONS, MAX_DIRECT, MAX_FLOWS, MAX_PODS, MAX_RANGES, MAX_VERDICTS, Pod,
+    VerdictKey,
+};
+use aya_ebpf::bindings::{BPF_F_NO_PREALLOC, BPF_SK_STORAGE_GET_F_CREATE, bpf_sock};
+use aya_ebpf::btf_maps::lpm_trie::Key;
+use aya_ebpf::btf_maps::{HashMap, LpmTrie, PerCpuArray, RingBuf, SkStorage, SockMap};
 use aya_ebpf::helpers::generated::{bpf_sk_storage_delete, bpf_sk_storage_get};
 use aya_ebpf::macros::btf_map;
 
@@ -28,6 +33,59 @@ pub static CLIENTS: HashMap<FlowKey, Flow, { MAX_CLIENTS as usize }> = HashMap::
 /// The proxy's listeners in the pods' namespaces.
 #[btf_map(name = "adit_listeners")]
 pub static LISTENERS: SockMap<{ (MAX_PODS * LISTENERS_PER_POD) as usize }> = SockMap::new();
+
+/// Made as they are needed: the limits are far above what most nodes use.
+const GROWS: usize = BPF_F_NO_PREALLOC as usize;
+
+/// Addresses of which something is known.
+#[btf_map(name = "adit_destinations")]
+pub static DESTINATIONS: HashMap<Addr, Destination, { MAX_DESTINATIONS as usize }, GROWS> = HashMap::new();
+
+/// What holds of addresses of which nothing is known by themselves. Without an entry they are asked.
+#[btf_map(name = "adit_ranges")]
+pub static RANGES: LpmTrie<Addr, u32, { MAX_RANGES as usize }> = LpmTrie::new();
+
+/// The verdicts on connections within the node, and on peers without identity.
+#[btf_map(name = "adit_verdicts")]
+pub static VERDICTS: HashMap<VerdictKey, u32, { MAX_VERDICTS as usize }, GROWS> = HashMap::new();
+
+/// The open direct connections, by their socket's cookie.
+#[btf_map(name = "adit_direct")]
+pub static DIRECT: HashMap<u64, Direct, { MAX_DIRECT as usize }, GROWS> = HashMap::new();
+
+/// The ends of direct connections, for the proxy's log and metrics.
+#[btf_map(name = "adit_events")]
+pub static EVENTS: RingBuf<DirectEnd, { EVENTS_LEN as usize }> = RingBuf::new();
+
+/// What the ring had no room for, by [`Counter`].
+#[btf_map(name = "adit_counters")]
+pub static COUNTED: PerCpuArray<u64, { COUNTERS as usize }> = PerCpuArray::new();
+
+/// What is known of a destination, and which pod of this node it is: the cookie is zero where it is none.
+#[inline(always)]
+pub fn known(source: u32, addr: &Addr, port: adit_common::HostPort) -> (u64, Cached) {
+    // SAFETY: entries are replaced as a whole; a torn read of one that is being replaced mixes two states that are
+    // both allowed at that moment, as changes pass through `Ask`.
+    let Some(destination) = (unsafe { DESTINATIONS.get(addr) }) else {
+        let verdict = RANGES.get(&Key::new(128, *addr)).copied();
+        return (0, Cached::from_u32(verdict.unwrap_or_default()));
+    };
+    // SAFETY: a single word.
+    let lookup = |key: &VerdictKey| unsafe { VERDICTS.get(key).copied() };
+    (
+        destination.netns,
+        adit_common::cached(source, destination, port, lookup),
+    )
+}
+
+/// Adds to a counter.
+#[inline(always)]
+pub fn count(counter: Counter, by: u64) {
+    if let Some(value) = COUNTED.get_ptr_mut(counter as u32) {
+        // SAFETY: this CPU's own. A program that interrupts another's addition may have its own go lost.
+        unsafe { *value += by };
+    }
+}
 
 /// The truth about the peer of a socket whose peer was rewritten; freed with the socket.
 #[btf_map(name = "adit_sockets")]

@@ -3,7 +3,10 @@
 //! The hook cannot tell which namespace it runs in, so each pod has an instance of its own, told by constants whose
 //! pod it is: an address that two pods claim cannot lead to the other's listeners. Minimum kernel 5.9.
 
-use adit_common::{Addr, AddrKey, FlowKey, HostPort, Listener, PodFlags, SynFacts, SynVerdict, listener_index, syn};
+use adit_common::{
+    Addr, AddrKey, Cached, FlowKey, FlowKind, HostPort, Listener, NOBODY, PodFlags, SynFacts, SynVerdict,
+    listener_index, syn,
+};
 use aya_ebpf::Global;
 use aya_ebpf::bindings::sk_action::{SK_DROP, SK_PASS};
 use aya_ebpf::macros::sk_lookup;
@@ -11,7 +14,8 @@ use aya_ebpf::programs::SkLookupContext;
 use aya_log_ebpf::info;
 
 use crate::context::read_addr;
-use crate::maps::{ADDRS, FLOWS, LISTENERS};
+use crate::direct;
+use crate::maps::{ADDRS, FLOWS, LISTENERS, known};
 
 /// The cookie of the pod's network namespace.
 #[unsafe(no_mangle)]
@@ -58,11 +62,16 @@ pub fn adit_sk_lookup(ctx: SkLookupContext) -> u32 {
         remote,
         local,
         port,
-        captured: FLOWS.get_ptr(FlowKey::new(netns, remote, remote_port, port)).is_some(),
+        announced: announced(&FlowKey::new(netns, remote, remote_port, port)),
         from_other_own_address: flags.has(PodFlags::MORE_ADDRESSES)
             && ADDRS.get_ptr(AddrKey { netns, addr: remote }).is_some(),
     };
-    match syn(&facts) {
+    let nobody = || match known(NOBODY, &local, port) {
+        (owner, verdict) if owner == netns => verdict,
+        // Another pod's address, or nobody's: nothing is known of this pod by it.
+        _ => Cached::Ask,
+    };
+    match syn(&facts, nobody) {
         SynVerdict::Pass => {
             if flags.has(PodFlags::LOG) {
                 info!(
@@ -76,8 +85,23 @@ pub fn adit_sk_lookup(ctx: SkLookupContext) -> u32 {
             }
             SK_PASS
         }
+        SynVerdict::Refuse => {
+            direct::tell_refused_syn(netns, remote, remote_port, local, port);
+            SK_DROP
+        }
         SynVerdict::Steer(listener) => assign(&ctx, netns, flags, remote, remote_port, port, listener),
     }
+}
+
+#[inline(always)]
+fn announced(key: &FlowKey) -> Option<FlowKind> {
+    // SAFETY: the field is written before the SYN, and not changed after.
+    let kind = unsafe { FLOWS.get(key)?.kind };
+    Some(if kind == FlowKind::Direct as u16 {
+        FlowKind::Direct
+    } else {
+        FlowKind::Captured
+    })
 }
 
 #[inline(always)]

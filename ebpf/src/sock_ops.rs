@@ -1,8 +1,9 @@
-//! `sock_ops`: publishes captured connections before their SYN, and gives accepted sockets their true client.
+//! `sock_ops`: announces connections before their SYN, gives accepted sockets their true client, and records direct
+//! connections to their end.
 //!
 //! Minimum kernel 5.15 (`bpf_get_netns_cookie`).
 
-use adit_common::{Addr, FlowKey, HostPort};
+use adit_common::{Addr, Cached, DirectKind, FlowKey, FlowKind, HBONE_PORT, HostPort, NOBODY};
 use aya_ebpf::EbpfContext as _;
 use aya_ebpf::bindings::{
     BPF_ANY, BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB, BPF_SOCK_OPS_STATE_CB, BPF_SOCK_OPS_STATE_CB_FLAG,
@@ -13,56 +14,126 @@ use aya_ebpf::macros::sock_ops;
 use aya_ebpf::programs::SockOpsContext;
 
 use crate::context::read_addr;
-use crate::maps::{CLIENTS, FLOWS, set_socket_flow, socket_flow};
+use crate::direct;
+use crate::maps::{CLIENTS, FLOWS, PODS, known, set_socket_flow, socket_flow};
 
 const AF_INET: u32 = 2;
 const TCP_SYN_SENT: u32 = 2;
+const TCP_FIN_WAIT2: u32 = 5;
 const TCP_CLOSE: u32 = 7;
 
 #[sock_ops]
 pub fn adit_sock_ops(ctx: SockOpsContext) -> u32 {
     match ctx.op() {
         BPF_SOCK_OPS_TCP_CONNECT_CB => publish(&ctx),
-        BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB => adopt_client(&ctx),
-        BPF_SOCK_OPS_STATE_CB if ctx.arg(0) == TCP_SYN_SENT && ctx.arg(1) == TCP_CLOSE => withdraw(&ctx),
+        BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB => accepted(&ctx),
+        BPF_SOCK_OPS_STATE_CB => match (ctx.arg(0), ctx.arg(1)) {
+            (state, TCP_CLOSE) => {
+                if state == TCP_SYN_SENT {
+                    withdraw(&ctx);
+                }
+                direct::end(&ctx, state);
+            }
+            (_, TCP_FIN_WAIT2) => direct::half_closed(&ctx),
+            _ => {}
+        },
         _ => {}
     }
     1
 }
 
-/// The socket was captured: lets the socket lookup and the proxy find its true destination.
+/// Lets the socket lookup, and for a captured connection the proxy, find what the connect hook has decided.
 ///
-/// Where the map is full the SYN finds no listener at the rewritten port, and the application sees a refusal.
+/// Where the map is full the SYN of a captured connection finds no listener at the rewritten port, and the application
+/// sees a refusal; a direct one is a stranger's to the destination.
 fn publish(ctx: &SockOpsContext) {
     let Some(sk) = socket(ctx) else { return };
     // SAFETY: the context's socket.
     let Some(flow) = (unsafe { socket_flow(sk) }) else {
         return;
     };
-    if FLOWS.insert(flow_key(ctx), flow, BPF_ANY.into()).is_ok() {
-        // A connect that fails takes its entry away. On failure here it stays until the proxy sweeps.
-        let _ = ctx.set_cb_flags(BPF_SOCK_OPS_STATE_CB_FLAG as i32);
+    if flow.kind == FlowKind::Direct as u16 {
+        let (client, server) = (local(ctx), remote(ctx));
+        if !direct::record(ctx, DirectKind::Outbound, netns(ctx), client, server, Some(flow)) {
+            return;
+        }
+        let (destination, _) = known(NOBODY, &server.0, server.1);
+        if destination != 0 {
+            // As above.
+            let _ = FLOWS.insert(
+                FlowKey::new(destination, client.0, client.1, server.1),
+                flow,
+                BPF_ANY.into(),
+            );
+        }
+        tell_states(ctx);
+    } else if FLOWS.insert(flow_key(ctx), flow, BPF_ANY.into()).is_ok() {
+        // A connect that fails takes its entry away.
+        tell_states(ctx);
     }
 }
 
-/// The application got a connection from the proxy: notes whom it is really from.
-fn adopt_client(ctx: &SockOpsContext) {
+/// A socket was made for a connection that has come in.
+fn accepted(ctx: &SockOpsContext) {
     let key = client_key(ctx);
     // SAFETY: the entry is written once, before the SYN, and removed only here or by the proxy after a failed dial.
-    let Some(flow) = (unsafe { CLIENTS.get(key) }) else {
+    if let Some(flow) = unsafe { CLIENTS.get(key) } {
+        // From the proxy: notes whom it is really from.
+        if let Some(sk) = socket(ctx) {
+            // SAFETY: the context's socket. Without memory the application sees the proxy's own address.
+            unsafe { set_socket_flow(sk, flow) };
+        }
+        let _ = CLIENTS.remove(key);
         return;
-    };
-    if let Some(sk) = socket(ctx) {
-        // SAFETY: the context's socket. Without memory the application sees the proxy's own address.
-        unsafe { set_socket_flow(sk, flow) };
     }
-    let _ = CLIENTS.remove(key);
+    // SAFETY: the field is written before the SYN, and not changed after.
+    match unsafe { FLOWS.get(key) }.map(|flow| flow.kind == FlowKind::Direct as u16) {
+        // The client's end is recorded.
+        Some(true) => drop(FLOWS.remove(key)),
+        // The proxy's own listener.
+        Some(false) => {}
+        None => accepted_from_outside(ctx, key.netns),
+    }
+}
+
+/// A peer without identity that the socket lookup has let through to the application.
+fn accepted_from_outside(ctx: &SockOpsContext, netns: u64) {
+    let (client, server) = (remote(ctx), local(ctx));
+    // SAFETY: as in `connect`.
+    if unsafe { PODS.get(netns) }.is_none() || client.0.is_loopback() || client.0.same(&server.0) {
+        return;
+    }
+    let (owner, verdict) = known(NOBODY, &server.0, server.1);
+    // Anything else has come to a listener of the proxy's.
+    if owner != netns || verdict != Cached::Allow || server.1.0 == HBONE_PORT.0 {
+        return;
+    }
+    if direct::record(ctx, DirectKind::Inbound, netns, client, server, None) {
+        tell_states(ctx);
+    }
 }
 
 /// The connect has failed. One that has succeeded leaves its entry even if the client is gone by now: the proxy is yet
 /// to accept, and what the client has sent is to arrive.
 fn withdraw(ctx: &SockOpsContext) {
-    let _ = FLOWS.remove(flow_key(ctx));
+    let key = flow_key(ctx);
+    if FLOWS.remove(key).is_err() {
+        let server = remote(ctx);
+        let (destination, _) = known(NOBODY, &server.0, server.1);
+        if destination != 0 {
+            let _ = FLOWS.remove(FlowKey {
+                netns: destination,
+                ..key
+            });
+        }
+    }
+}
+
+/// Asks to be told of the socket's states from here on. Where that fails, what was recorded of it stays until the proxy
+/// sweeps.
+#[inline(always)]
+fn tell_states(ctx: &SockOpsContext) {
+    let _ = ctx.set_cb_flags(BPF_SOCK_OPS_STATE_CB_FLAG as i32);
 }
 
 #[inline(always)]
@@ -70,6 +141,18 @@ fn socket(ctx: &SockOpsContext) -> Option<*mut bpf_sock> {
     // SAFETY: a read of the context; the verifier knows the pointer as a socket or null.
     let sk = unsafe { (*ctx.ops).__bindgen_anon_2.sk };
     (!sk.is_null()).then_some(sk)
+}
+
+/// This end's address and port.
+#[inline(always)]
+fn local(ctx: &SockOpsContext) -> (Addr, HostPort) {
+    (local_addr(ctx), local_port(ctx))
+}
+
+/// The other end's address and port.
+#[inline(always)]
+fn remote(ctx: &SockOpsContext) -> (Addr, HostPort) {
+    (remote_addr(ctx), remote_port(ctx))
 }
 
 #[inline(always)]

@@ -16,11 +16,11 @@ use super::memory;
 use super::settings::NodeSettings;
 use super::values::BpfLog;
 use crate::admin::{self, AdminListener, AdminState, Readiness, StateSections};
-use crate::dataplane::{Dataplane, DataplaneSettings, Workers};
+use crate::dataplane::{Dataplane, DataplaneSettings, DirectConnections, Verdicts, Workers};
 use crate::hbone::HboneSettings;
 use crate::identity::{CaClient, CaSettings, CertStore, StoreSettings};
-use crate::mesh::MeshHandle;
 use crate::mesh::source::{FileSource, StatusHandle};
+use crate::mesh::{Mesh, MeshHandle};
 use crate::node::{self, Enrolment, LocalPods};
 use crate::steer::{self, LogScope, SteerSettings, Steering};
 use crate::telemetry::{Telemetry, TelemetrySettings};
@@ -100,7 +100,24 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
         settings.workers,
     );
 
-    let (enrolment, retry) = reconcile(enrolment, &mesh, &telemetry).await?;
+    let direct = Arc::new(DirectConnections::new(Arc::clone(&plane), steering.open_direct()));
+    telemetry.watch_direct(Arc::clone(&direct));
+    let ends = steering.direct_ends()?;
+    let told = Arc::clone(&direct);
+    tokio::spawn(async move {
+        if let Err(error) = ends.follow(|end| told.ended(end)).await {
+            tracing::error!("reading the ends of direct connections: {error}; they are no longer logged and counted");
+        }
+    });
+    let keeper = Keeper {
+        enrolment,
+        verdicts: Verdicts::take_over(steering.verdicts())?,
+        direct: Arc::clone(&direct),
+        mesh: mesh.clone(),
+        pods: pods.clone(),
+        telemetry: Arc::clone(&telemetry),
+    };
+    let (keeper, retry) = keeper.reconcile().await?;
     for pod in pods.all().values() {
         let (certs, id) = (certs.clone(), pod.identity().clone());
         if certs.try_get(&id).is_none() {
@@ -146,7 +163,7 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
             most = most.max(open);
         }
     });
-    let keep = keep_enrolled(enrolment, retry, &mesh, &telemetry);
+    let keep = keeper.follow(retry);
     tokio::pin!(keep);
     tokio::select! {
         never = &mut keep => return never,
@@ -219,38 +236,59 @@ fn hbone_settings(settings: &NodeSettings) -> HboneSettings {
     }
 }
 
-/// Enrols what the mesh says, on a thread where that may take its time.
-async fn reconcile(
-    mut enrolment: Enrolment,
-    mesh: &MeshHandle,
-    telemetry: &Arc<Telemetry>,
-) -> anyhow::Result<(Enrolment, bool)> {
-    let (mesh, telemetry) = (mesh.load(), Arc::clone(telemetry));
-    Ok(spawn_blocking(move || {
-        let retry = enrolment.reconcile(&mesh);
-        telemetry.forget_missing(mesh.workloads(), Instant::now());
-        (enrolment, retry)
-    })
-    .await?)
+/// Keeps enrolment and the kernel's verdicts as the mesh says.
+struct Keeper {
+    enrolment: Enrolment,
+    verdicts: Verdicts,
+    direct: Arc<DirectConnections>,
+    mesh: MeshHandle,
+    pods: LocalPods,
+    telemetry: Arc<Telemetry>,
 }
 
-/// Follows the mesh, for good.
-async fn keep_enrolled(
-    mut enrolment: Enrolment,
-    mut retry: bool,
-    mesh: &MeshHandle,
-    telemetry: &Arc<Telemetry>,
-) -> anyhow::Result<()> {
-    let mut generations = mesh.subscribe();
-    let mut forget = interval(FORGET_EVERY);
-    forget.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        tokio::select! {
-            changed = generations.changed() => changed.context("the mesh's source has ended")?,
-            () = sleep(node::RETRY), if retry => {}
-            _ = forget.tick() => {}
+impl Keeper {
+    /// Follows the mesh once, on a thread where that may take its time. Gives whether some pod has to be tried again.
+    async fn reconcile(mut self) -> anyhow::Result<(Self, bool)> {
+        Ok(spawn_blocking(move || {
+            let mesh = self.mesh.load();
+            // What policies forbid by now first; then, with the pods that are there, once more.
+            self.publish(&mesh);
+            self.enforce();
+            let retry = self.enrolment.reconcile(&mesh);
+            self.publish(&mesh);
+            self.telemetry.forget_missing(mesh.workloads(), Instant::now());
+            (self, retry)
+        })
+        .await?)
+    }
+
+    fn publish(&mut self, mesh: &Mesh) {
+        if let Err(error) = self.verdicts.publish(mesh, &self.pods) {
+            tracing::error!("{error}; connections that the kernel knows no verdict of take the proxy");
         }
-        (enrolment, retry) = reconcile(enrolment, mesh, telemetry).await?;
+    }
+
+    fn enforce(&self) {
+        match self.direct.enforce() {
+            Ok(0) => {}
+            Ok(count) => tracing::info!("ended {count} direct connections that policies forbid by now"),
+            Err(error) => tracing::error!("{error}; open connections that policies forbid by now go on"),
+        }
+    }
+
+    /// Follows the mesh, for good.
+    async fn follow(mut self, mut retry: bool) -> anyhow::Result<()> {
+        let mut generations = self.mesh.subscribe();
+        let mut forget = interval(FORGET_EVERY);
+        forget.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                changed = generations.changed() => changed.context("the mesh's source has ended")?,
+                () = sleep(node::RETRY), if retry => {}
+                _ = forget.tick() => {}
+            }
+            (self, retry) = self.reconcile().await?;
+        }
     }
 }
 

@@ -5,11 +5,13 @@
 //! thread on its way.
 
 mod accept;
+mod direct;
 mod inbound;
 mod outbound;
 pub mod record;
 mod standing;
 mod track;
+mod verdicts;
 mod worker;
 
 use std::sync::Arc;
@@ -25,6 +27,8 @@ use crate::node::LocalPods;
 use crate::steer::{Clients, Flows};
 use record::Observer;
 
+pub use direct::DirectConnections;
+pub use verdicts::Verdicts;
 pub use worker::Workers;
 
 /// How the data plane behaves.

@@ -17,7 +17,7 @@ use super::standing::Standee;
 use super::track::{Refusal, Track};
 use super::worker::Worker;
 use crate::hbone::{HboneError, PoolKey, Shown, Stream, Tunnel};
-use crate::mesh::{Mesh, Protocol, Workload};
+use crate::mesh::{Mesh, Protocol, SameNode, Workload};
 use crate::node::{LocalPod, dial, dial_as};
 use crate::policy::{self, Verdict};
 use crate::relay::{AppStream, TunnelReader, TunnelWriter, relay};
@@ -167,7 +167,11 @@ async fn attempt(
     track: &mut Track,
 ) -> Result<Next, Refusal> {
     let in_mesh = workload.filter(|workload| workload.protocol == Protocol::Hbone);
-    let local = in_mesh.and_then(|workload| worker.plane.pods.get(&workload.uid));
+    let encrypted = |workload: &Workload| workload.same_node == SameNode::Encrypted;
+    let source = mesh.workload_by_uid(pod.uid()).unwrap_or_else(|| pod.workload());
+    let local = in_mesh
+        .filter(|workload| !encrypted(workload) && !encrypted(source))
+        .and_then(|workload| worker.plane.pods.get(&workload.uid));
     if let Some(draft) = track.draft() {
         draft.destination.addr = Some(addr);
         draft.destination.workload = workload.cloned();

@@ -26,6 +26,8 @@ pub enum Path {
     Plain,
     /// Between two pods of this node, through this proxy alone.
     Local,
+    /// From socket to socket, by the kernel's own decision; no byte passes this proxy.
+    Direct,
 }
 
 impl Path {
@@ -35,6 +37,7 @@ impl Path {
             Self::Hbone => "hbone",
             Self::Plain => "plain",
             Self::Local => "local",
+            Self::Direct => "direct",
         }
     }
 }
@@ -106,6 +109,8 @@ pub enum Party {
     Destination,
     /// This proxy.
     Proxy,
+    /// One of the two ends: the kernel, which let the connection through, does not tell which.
+    Unknown,
 }
 
 impl Party {
@@ -115,6 +120,7 @@ impl Party {
             Self::Source => "source",
             Self::Destination => "destination",
             Self::Proxy => "proxy",
+            Self::Unknown => "unknown",
         }
     }
 }
@@ -209,6 +215,17 @@ pub struct End {
     pub how: How,
     /// From acceptance to end.
     pub duration: Duration,
+    /// What the kernel measured, where the connection went direct.
+    pub measured: Option<Measured>,
+}
+
+/// What the kernel measured of a direct connection, at the end that is this proxy's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Measured {
+    /// The smoothed round-trip time.
+    pub round_trip: Duration,
+    /// Segments that were sent again.
+    pub retransmits: u32,
 }
 
 /// What the data plane tells of the connections it carries. Called on the data path: must not block.

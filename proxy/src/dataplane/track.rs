@@ -105,6 +105,7 @@ impl Track {
             phase: self.phase,
             how,
             duration: self.started.elapsed(),
+            measured: None,
         };
         match &state {
             State::Draft(connection) => self.plane.observer.closed(connection, &end),

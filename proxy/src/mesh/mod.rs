@@ -14,7 +14,7 @@ pub mod source;
 pub use endpoints::{Endpoint, EndpointError};
 pub use error::{MeshError, Subject};
 pub use handle::MeshHandle;
-pub use model::{Node, Protocol, Service, ServicePort, TargetPort, TrafficDistribution, Workload};
+pub use model::{Node, Protocol, SameNode, Service, ServicePort, TargetPort, TrafficDistribution, Workload};
 pub use policy_model::{
     Action, Clause, IpBlock, IpBlockError, Listed, Match, Policy, PolicySet, Rule, Scope, ServiceAccountMatch,
     StringMatch, StringMatchError,

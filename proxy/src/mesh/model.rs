@@ -20,6 +20,17 @@ pub enum Protocol {
     Plain,
 }
 
+/// How connections between pods of one node travel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SameNode {
+    /// From pod to pod, without a proxy, where the kernel can decide.
+    #[default]
+    Direct,
+    /// In a tunnel with mutual TLS, as between nodes.
+    Encrypted,
+}
+
 /// A machine that runs workloads.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Node {
@@ -50,6 +61,8 @@ pub struct Workload {
     pub ports: BTreeMap<String, u16>,
     /// How it is reached from another node.
     pub protocol: Protocol,
+    /// How its connections within its node travel.
+    pub same_node: SameNode,
     /// Labels, for services' selectors and `canonical_*`.
     pub labels: BTreeMap<String, String>,
     /// The zone of its node; empty where unknown.

@@ -5,6 +5,8 @@ use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use ipnet::IpNet;
+
 use super::{MeshError, Node, Policy, PolicySet, Protocol, Scope, Service, Subject, TargetPort, Workload};
 use crate::identity::{SpiffeId, TrustDomain};
 
@@ -15,6 +17,8 @@ pub struct MeshParts {
     pub trust_domain: TrustDomain,
     /// The cluster's DNS domain, such as `cluster.local`.
     pub cluster_domain: Arc<str>,
+    /// Where the addresses of the cluster's pods and services lie, as far as that is known.
+    pub cluster_ranges: Vec<IpNet>,
     /// The nodes. A workload may be on one that is not named here.
     pub nodes: Vec<Node>,
     /// The workloads, in the mesh and outside.
@@ -31,6 +35,7 @@ impl MeshParts {
         Self {
             trust_domain,
             cluster_domain: cluster_domain.into(),
+            cluster_ranges: Vec::new(),
             nodes: Vec::new(),
             workloads: Vec::new(),
             services: Vec::new(),
@@ -44,6 +49,7 @@ impl MeshParts {
 pub struct Mesh {
     trust_domain: TrustDomain,
     cluster_domain: Arc<str>,
+    cluster_ranges: Vec<IpNet>,
     nodes: HashMap<Arc<str>, Arc<Node>>,
     workloads: HashMap<Arc<str>, Arc<Workload>>,
     workloads_by_address: HashMap<IpAddr, Arc<Workload>>,
@@ -66,6 +72,7 @@ impl Mesh {
         let mut mesh = Self {
             trust_domain: parts.trust_domain,
             cluster_domain: parts.cluster_domain,
+            cluster_ranges: parts.cluster_ranges,
             nodes: HashMap::with_capacity(parts.nodes.len()),
             workloads: HashMap::with_capacity(parts.workloads.len()),
             workloads_by_address: HashMap::with_capacity(parts.workloads.len()),
@@ -96,6 +103,11 @@ impl Mesh {
     /// The cluster's DNS domain.
     pub fn cluster_domain(&self) -> &str {
         &self.cluster_domain
+    }
+
+    /// Where the addresses of the cluster's pods and services lie; none where that is not known.
+    pub fn cluster_ranges(&self) -> &[IpNet] {
+        &self.cluster_ranges
     }
 
     /// The node of that name.
@@ -313,7 +325,7 @@ pub(crate) mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::mesh::{Action, ServicePort, TrafficDistribution};
+    use crate::mesh::{Action, SameNode, ServicePort, TrafficDistribution};
 
     pub(crate) fn parts() -> MeshParts {
         MeshParts::new(TrustDomain::parse("cluster.local").unwrap(), "cluster.local")
@@ -330,6 +342,7 @@ pub(crate) mod tests {
             addresses: vec![address.parse().unwrap()],
             ports: BTreeMap::new(),
             protocol: Protocol::Hbone,
+            same_node: SameNode::Direct,
             labels: BTreeMap::new(),
             zone: "".into(),
             policies: Vec::new(),

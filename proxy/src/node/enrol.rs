@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use super::{LocalPod, LocalPods, Netns, NetnsError, PodListeners, listen_in};
 use crate::identity::CertStore;
-use crate::mesh::{Mesh, Protocol, Workload};
+use crate::mesh::{Mesh, Protocol, SameNode, Workload};
 use crate::steer::{PodAttachment, PodSteering, SteerError, Steering};
 
 /// How long after a failure a pod is tried again.
@@ -151,13 +151,21 @@ impl Enrolment {
             name: &workload.name,
             netns: netns.as_fd(),
             cookie: netns.cookie(),
+            identity: Some(&workload.identity),
+            same_node_encrypted: workload.same_node == SameNode::Encrypted,
             addresses: &workload.addresses,
             local_ports,
             outbound: first.outbound.as_fd(),
             hbone: first.hbone.as_fd(),
             plaintext: first.plaintext.as_fd(),
         })?;
-        let pod = Arc::new(LocalPod::new(Arc::clone(workload), netns, local_ports, lease));
+        let pod = Arc::new(LocalPod::new(
+            Arc::clone(workload),
+            netns,
+            local_ports,
+            &attachment,
+            lease,
+        ));
         self.pods.insert(&pod);
         self.server.added(&pod, listeners);
         Ok(Enrolled {
@@ -178,5 +186,8 @@ impl Enrolment {
 
 /// Whether the pod must be enrolled anew: what the kernel or the store of certificates was told has changed.
 fn needs_new_enrolment(old: &Workload, new: &Workload) -> bool {
-    old.identity != new.identity || old.addresses != new.addresses || old.netns != new.netns
+    old.identity != new.identity
+        || old.addresses != new.addresses
+        || old.netns != new.netns
+        || old.same_node != new.same_node
 }

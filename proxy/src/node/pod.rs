@@ -8,21 +8,32 @@ use arc_swap::ArcSwap;
 use super::Netns;
 use crate::identity::{IdentityLease, SpiffeId};
 use crate::mesh::Workload;
+use crate::steer::PodAttachment;
 
 /// What the data plane needs of an enrolled pod.
 pub struct LocalPod {
     workload: Arc<Workload>,
     netns: Netns,
     local_ports: [u16; 2],
+    slot: u32,
+    source: u32,
     lease: IdentityLease,
 }
 
 impl LocalPod {
-    pub(super) fn new(workload: Arc<Workload>, netns: Netns, local_ports: [u16; 2], lease: IdentityLease) -> Self {
+    pub(super) fn new(
+        workload: Arc<Workload>,
+        netns: Netns,
+        local_ports: [u16; 2],
+        attachment: &PodAttachment,
+        lease: IdentityLease,
+    ) -> Self {
         Self {
             workload,
             netns,
             local_ports,
+            slot: attachment.slot(),
+            source: attachment.source(),
             lease,
         }
     }
@@ -45,6 +56,16 @@ impl LocalPod {
     /// The namespace's range of local ports.
     pub fn local_ports(&self) -> [u16; 2] {
         self.local_ports
+    }
+
+    /// Its name as a destination of the kernel's verdicts.
+    pub fn slot(&self) -> u32 {
+        self.slot
+    }
+
+    /// The number of its identity among the sources of the kernel's verdicts.
+    pub fn source(&self) -> u32 {
+        self.source
     }
 
     /// The identity of whatever comes from the pod's network namespace.

@@ -50,6 +50,8 @@ fn in_scratch_netns(steering: &Steering, cgroup: &ScratchCgroup) -> Result<(), S
         name: "self-test",
         netns: netns.as_fd(),
         cookie: netns.cookie(),
+        identity: None,
+        same_node_encrypted: false,
         addresses: &[POD.into()],
         local_ports: netns
             .local_port_range()

@@ -125,7 +125,8 @@ fn key(netns: u64, client: SocketAddr, server_port: u16) -> FlowKey {
     FlowKey::new(netns, ip.into(), HostPort(client.port()), HostPort(server_port))
 }
 
-fn command(bytes: &[u8]) -> Box<str> {
+/// A command name as the kernel gives it: ended by a zero byte.
+pub fn command(bytes: &[u8]) -> Box<str> {
     let end = bytes.iter().position(|&b| b == 0).unwrap_or(bytes.len());
     String::from_utf8_lossy(&bytes[..end]).into()
 }

@@ -5,6 +5,7 @@
 
 mod cgroup;
 mod destroy;
+mod direct;
 mod error;
 mod flows;
 mod log;
@@ -12,6 +13,7 @@ mod object;
 mod pod;
 mod probe;
 mod sys;
+mod verdicts;
 
 use std::fs::File;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -23,13 +25,17 @@ use aya_obj::generated::{bpf_attach_type, bpf_prog_type};
 
 pub use cgroup::{cgroup_id, own_cgroup_id};
 pub use destroy::{OpenSocket, SockDiag};
+pub use direct::{DirectEnds, Losses, OpenDirect};
 pub use error::SteerError;
-pub use flows::{Clients, Flows, OriginalDst};
+pub use flows::{Clients, Flows, OriginalDst, command};
 pub use log::{LogScope, ProgramLog, forward_logs};
 pub use pod::{PodAttachment, PodSteering};
+pub use sys::monotonic_ns;
+pub use verdicts::{VerdictMaps, range};
 
 use object::{Object, ProgramSpec, Template};
 use pod::Slots;
+use verdicts::SourceNumbers;
 
 /// The cgroup programs, in the order in which they are attached: what a capture needs is there before anything is
 /// captured.
@@ -77,6 +83,7 @@ pub struct Steering {
     lookup: Mutex<Template>,
     maps: Arc<Maps>,
     slots: Arc<Slots>,
+    sources: SourceNumbers,
     log: LogScope,
     log_taken: AtomicBool,
     /// The id of a program that logs.
@@ -91,6 +98,12 @@ pub(crate) struct Maps {
     flows: Arc<OwnedFd>,
     clients: Arc<OwnedFd>,
     listeners: OwnedFd,
+    destinations: OwnedFd,
+    ranges: OwnedFd,
+    verdicts: OwnedFd,
+    direct: OwnedFd,
+    events: OwnedFd,
+    counters: OwnedFd,
 }
 
 impl Steering {
@@ -117,6 +130,7 @@ impl Steering {
             maps: Arc::new(Maps::of(&object)?),
             lookup: Mutex::new(object.into_template(SK_LOOKUP)?),
             slots: Arc::new(Slots::default()),
+            sources: SourceNumbers::default(),
             log: settings.log.clone(),
             log_taken: AtomicBool::new(false),
             logging_program,
@@ -132,6 +146,21 @@ impl Steering {
     /// Where the true clients of the proxy's own connections to applications are told.
     pub fn clients(&self) -> Clients {
         Clients::new(Arc::clone(&self.maps.clients))
+    }
+
+    /// Where the kernel is told what it decides by itself.
+    pub fn verdicts(&self) -> VerdictMaps {
+        VerdictMaps::new(Arc::clone(&self.maps))
+    }
+
+    /// The direct connections that are open.
+    pub fn open_direct(&self) -> OpenDirect {
+        OpenDirect::new(Arc::clone(&self.maps))
+    }
+
+    /// The ring that tells the ends of direct connections. One reader only.
+    pub fn direct_ends(&self) -> Result<DirectEnds, SteerError> {
+        DirectEnds::of(&self.maps)
     }
 
     /// The ring that the programs log to; once, and not where nothing is logged.
@@ -151,6 +180,12 @@ impl Maps {
             flows: Arc::new(object.map("adit_flows")?),
             clients: Arc::new(object.map("adit_clients")?),
             listeners: object.map("adit_listeners")?,
+            destinations: object.map("adit_destinations")?,
+            ranges: object.map("adit_ranges")?,
+            verdicts: object.map("adit_verdicts")?,
+            direct: object.map("adit_direct")?,
+            events: object.map("adit_events")?,
+            counters: object.map("adit_counters")?,
         })
     }
 }

@@ -5,9 +5,10 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use adit_common::{Addr, AddrKey, Listener, MAX_PODS, Pod, PodFlags, listener_index};
+use adit_common::{Addr, AddrKey, Destination, Listener, MAX_PODS, NOBODY, Pod, PodFlags, listener_index};
 
 use super::{Maps, SK_LOOKUP, SteerError, Steering, sys};
+use crate::identity::SpiffeId;
 
 /// What steering must know of a pod.
 #[derive(Debug)]
@@ -20,6 +21,10 @@ pub struct PodSteering<'a> {
     pub netns: BorrowedFd<'a>,
     /// The cookie of that namespace.
     pub cookie: u64,
+    /// The pod's identity; none for a pod that takes part in no verdict.
+    pub identity: Option<&'a SpiffeId>,
+    /// Whether its connections within the node take the proxy too.
+    pub same_node_encrypted: bool,
     /// The pod's addresses.
     pub addresses: &'a [IpAddr],
     /// The pod's `net.ipv4.ip_local_port_range`.
@@ -37,10 +42,24 @@ pub struct PodAttachment {
     maps: Arc<Maps>,
     slots: Arc<Slots>,
     slot: u32,
+    source: u32,
     cookie: u64,
+    addresses: Vec<Addr>,
     extra_addresses: Vec<AddrKey>,
     /// Holds the instance of the socket lookup.
     _lookup: Option<OwnedFd>,
+}
+
+impl PodAttachment {
+    /// The pod's slot: its name as a destination of verdicts.
+    pub fn slot(&self) -> u32 {
+        self.slot
+    }
+
+    /// The number of the pod's identity among the sources of verdicts.
+    pub fn source(&self) -> u32 {
+        self.source
+    }
 }
 
 impl Steering {
@@ -57,6 +76,9 @@ impl Steering {
         let mut flags = PodFlags::default();
         if self.log.covers(pod.namespace, pod.name) {
             flags = flags.with(PodFlags::LOG);
+        }
+        if pod.same_node_encrypted {
+            flags = flags.with(PodFlags::SAME_NODE_ENCRYPTED);
         }
         let of_family = |v4: bool| pod.addresses.iter().copied().filter(move |ip| ip.is_ipv4() == v4);
         let first = |v4: bool| of_family(v4).next().map(Addr::from).unwrap_or_default();
@@ -76,7 +98,9 @@ impl Steering {
             maps: Arc::clone(&self.maps),
             slots: Arc::clone(&self.slots),
             slot,
+            source: pod.identity.map_or(NOBODY, |identity| self.sources.of(identity)),
             cookie: pod.cookie,
+            addresses: pod.addresses.iter().copied().map(Addr::from).collect(),
             extra_addresses: others,
             _lookup: None,
         };
@@ -104,6 +128,8 @@ impl Steering {
             flags,
             local_ports: pod.local_ports,
             seed: fastrand::u32(..),
+            source: attachment.source,
+            reserved: 0,
         };
         sys::update(maps.pods.as_fd(), &pod.cookie, &entry, 0).map_err(at("entering a pod"))?;
         Ok(attachment)
@@ -127,7 +153,14 @@ impl Steering {
 
 impl Drop for PodAttachment {
     fn drop(&mut self) {
-        // Errors here could only say that an entry is gone already.
+        // Errors here could only say that an entry is gone already. The pod's addresses first: nobody is let through to
+        // it any more, and another may have them by now.
+        for addr in &self.addresses {
+            let known: Option<Destination> = sys::get(self.maps.destinations.as_fd(), addr).ok().flatten();
+            if known.is_some_and(|destination| destination.netns == self.cookie) {
+                let _ = sys::delete(self.maps.destinations.as_fd(), addr);
+            }
+        }
         let _ = sys::delete(self.maps.pods.as_fd(), &self.cookie);
         self._lookup = None;
         for key in &self.extra_addresses {

@@ -2,7 +2,9 @@
 
 #![expect(unsafe_code, reason = "system calls without a safe wrapper")]
 
+use std::collections::HashMap;
 use std::ffi::CStr;
+use std::hash::Hash;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -22,10 +24,13 @@ const BPF_OBJ_GET_INFO_BY_FD: libc::c_int = 15;
 const BPF_BTF_LOAD: libc::c_int = 18;
 const BPF_MAP_LOOKUP_AND_DELETE_ELEM: libc::c_int = 21;
 const BPF_MAP_FREEZE: libc::c_int = 22;
+const BPF_MAP_LOOKUP_BATCH: libc::c_int = 24;
 const BPF_LINK_CREATE: libc::c_int = 28;
 
 /// The kernel's `BPF_OBJ_NAME_LEN`.
 const NAME_LEN: usize = 16;
+/// How many entries are read at once.
+const BATCH: usize = 1024;
 /// Enough for the verifier's words on any of the programs; only made where one is refused.
 const VERIFIER_LOG: usize = 1 << 20;
 
@@ -36,6 +41,19 @@ struct MapElement {
     reserved: u32,
     key: u64,
     value_or_next_key: u64,
+    flags: u64,
+}
+
+/// `union bpf_attr` as `BPF_MAP_LOOKUP_BATCH` reads it.
+#[repr(C)]
+struct MapBatch {
+    in_batch: u64,
+    out_batch: u64,
+    keys: u64,
+    values: u64,
+    count: u32,
+    map_fd: u32,
+    element_flags: u64,
     flags: u64,
 }
 
@@ -173,6 +191,87 @@ pub(super) fn next_key<K: Pod>(map: BorrowedFd<'_>, key: Option<&K>) -> io::Resu
     let mut attr = element(map, key, next.as_mut_ptr(), 0);
     // SAFETY: as in `take`.
     Ok(absent_is_none(bpf(BPF_MAP_GET_NEXT_KEY, &mut attr))?.map(|_| unsafe { next.assume_init() }))
+}
+
+/// All entries of a map that nobody else changes in the meantime.
+pub(super) fn entries<K: Pod + Eq + Hash, V: Pod>(map: BorrowedFd<'_>) -> io::Result<HashMap<K, V>> {
+    let mut all = HashMap::new();
+    let mut last = next_key(map, None)?;
+    while let Some(key) = last {
+        last = next_key(map, Some(&key))?;
+        if let Some(value) = get(map, &key)? {
+            all.insert(key, value);
+        }
+    }
+    Ok(all)
+}
+
+/// All entries of a hash that the kernel programs may change in the meantime. Minimum kernel 5.6.
+pub(super) fn changing_entries<K: Pod + Eq + Hash, V: Pod>(map: BorrowedFd<'_>) -> io::Result<HashMap<K, V>> {
+    let mut all = HashMap::new();
+    let mut room = BATCH;
+    // The kernel's word on where it is: the number of a bucket.
+    let mut position: Option<u32> = None;
+    loop {
+        let (mut keys, mut values) = (Vec::<K>::with_capacity(room), Vec::<V>::with_capacity(room));
+        let mut next = 0_u32;
+        let mut attr = MapBatch {
+            in_batch: position.as_ref().map_or(0, |at| std::ptr::from_ref(at).addr() as u64),
+            out_batch: (&raw mut next).addr() as u64,
+            keys: keys.as_mut_ptr().addr() as u64,
+            values: values.as_mut_ptr().addr() as u64,
+            count: room as u32,
+            map_fd: map.as_raw_fd() as u32,
+            element_flags: 0,
+            flags: 0,
+        };
+        let result = bpf(BPF_MAP_LOOKUP_BATCH, &mut attr);
+        let last = match result {
+            Ok(_) => false,
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => true,
+            Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {
+                // A bucket holds more than there was room for.
+                room *= 2;
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
+        let count = (attr.count as usize).min(room);
+        // SAFETY: the kernel has written so many keys and values, and any bits are valid ones.
+        unsafe {
+            keys.set_len(count);
+            values.set_len(count);
+        }
+        all.extend(keys.into_iter().zip(values));
+        if last {
+            return Ok(all);
+        }
+        position = Some(next);
+    }
+}
+
+/// The values of an element of a per-CPU array, one for each possible CPU.
+pub(super) fn get_per_cpu(map: BorrowedFd<'_>, index: u32) -> io::Result<Vec<u64>> {
+    let cpus =
+        aya::util::nr_cpus().map_err(|(path, error)| io::Error::new(error.kind(), format!("{path}: {error}")))?;
+    let mut values = vec![0_u64; cpus];
+    let mut attr = element(map, &raw const index, values.as_mut_ptr(), 0);
+    bpf(BPF_MAP_LOOKUP_ELEM, &mut attr)?;
+    Ok(values)
+}
+
+/// The monotonic clock, by which the kernel programs tell time, in nanoseconds.
+pub fn monotonic_ns() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel writes one `timespec`; this clock always exists.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// A value from the bytes of a ring's item; none where these are too few.
+pub(super) fn from_bytes<T: Pod>(bytes: &[u8]) -> Option<T> {
+    // SAFETY: as many bytes are there, any bits are a valid `T`, and it is read unaligned.
+    (bytes.len() >= size_of::<T>()).then(|| unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
 }
 
 fn absent_is_none(result: io::Result<RawFd>) -> io::Result<Option<RawFd>> {

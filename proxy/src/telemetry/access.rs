@@ -27,6 +27,10 @@ pub fn access_line(format: LogFormat, time: SystemTime, connection: &Connection,
         record.text("command", &author.command);
         record.number("cgroup", author.cgroup);
     }
+    if let Some(measured) = &end.measured {
+        record.milliseconds("rtt_ms", measured.round_trip);
+        record.number("retransmits", u64::from(measured.retransmits));
+    }
     record.option("certificate", connection.certificate_serial.as_ref().map(as_display));
     record.text("closed_by", end.by.as_str());
     record.text("phase", end.phase.as_str());

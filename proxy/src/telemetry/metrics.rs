@@ -122,6 +122,36 @@ impl Metrics {
                 ([("reporter", reporter_name(reporter))], value)
             }),
         )?;
+        let losses = self
+            .0
+            .direct
+            .get()
+            .and_then(|direct| direct.losses().ok())
+            .unwrap_or_default();
+        for (name, help, value) in [
+            (
+                "adit_direct_ends_lost",
+                "Ends of direct connections that the kernel had no room to tell.",
+                losses.ends,
+            ),
+            (
+                "adit_direct_sent_bytes_lost",
+                "What the ends of connections that were lost had sent.",
+                losses.sent,
+            ),
+            (
+                "adit_direct_received_bytes_lost",
+                "What the ends of connections that were lost had received.",
+                losses.received,
+            ),
+            (
+                "adit_direct_unrecorded",
+                "Direct connections that the kernel had no memory to record.",
+                losses.unrecorded,
+            ),
+        ] {
+            page.counter(name, help, value)?;
+        }
         let lost = self.0.log.as_ref().map_or(0, |log| log.lost());
         page.counter(
             "adit_access_log_lost",

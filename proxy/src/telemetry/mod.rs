@@ -11,14 +11,15 @@ mod series;
 mod writer;
 
 use std::io::{self, Write};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
 use prometheus_client::encoding::{prometheus_text, text};
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
+use crate::dataplane::DirectConnections;
 use crate::dataplane::record::{Connection, End, Observer, Path, Reporter};
 use crate::mesh::Workload;
 use live::LiveTable;
@@ -77,10 +78,12 @@ struct Core {
     handshake: [Histogram; 2],
     log: Option<LineWriter>,
     certificates: Arc<dyn CertificateView>,
+    /// Those of which the kernel tells only the end by itself.
+    direct: OnceLock<Arc<DirectConnections>>,
     started: SystemTime,
 }
 
-type PerKind<T> = [[T; 3]; 2];
+type PerKind<T> = [[T; 4]; 2];
 
 impl Telemetry {
     /// Starts counting, and the thread that writes the access log to standard output. Fails only where that thread
@@ -108,6 +111,7 @@ impl Telemetry {
             handshake: [metrics::handshake_histogram(), metrics::handshake_histogram()],
             log,
             certificates,
+            direct: OnceLock::new(),
             started: SystemTime::now(),
         });
         let mut registry = Registry::default();
@@ -115,9 +119,16 @@ impl Telemetry {
         Ok(Arc::new(Self { core, registry }))
     }
 
+    /// Counts and shows these too.
+    pub fn watch_direct(&self, direct: Arc<DirectConnections>) {
+        // Told once, at start.
+        let _ = self.core.direct.set(direct);
+    }
+
     /// All metrics as text. Bytes of connections that are still open are counted up to now. Takes milliseconds where
     /// there are many; not for the data path's threads.
     pub fn metrics(&self, exposition: Exposition) -> String {
+        self.core.announce_direct();
         self.core.live.count_bytes();
         let mut page = String::with_capacity(64 * 1024);
         let result = match exposition {
@@ -132,6 +143,7 @@ impl Telemetry {
 
     /// The connections that are open now, in the order of their opening.
     pub fn live_connections(&self) -> serde_json::Value {
+        self.core.announce_direct();
         let mut connections = self.core.live.connections();
         connections.sort_by_key(|connection| connection.id);
         let now = SystemTime::now();
@@ -141,9 +153,12 @@ impl Telemetry {
             .collect()
     }
 
-    /// How many connections are open now.
+    /// How many connections this process carries now.
     pub fn open_connections(&self) -> usize {
-        self.core.live.len()
+        let carried = PATHS.into_iter().filter(|path| *path != Path::Direct);
+        let open = carried.flat_map(|path| self.core.open.each_ref().map(|paths| &paths[path as usize]));
+        open.map(|open| usize::try_from(open.load(Ordering::Relaxed)).unwrap_or(0))
+            .sum()
     }
 
     /// The certificates of this node's identities, without their keys.
@@ -207,6 +222,12 @@ impl Observer for Telemetry {
 }
 
 impl Core {
+    fn announce_direct(&self) {
+        if let Some(Err(error)) = self.direct.get().map(|direct| direct.announce()) {
+            tracing::warn!("{error}; open direct connections are not shown");
+        }
+    }
+
     fn open_gauge(&self, connection: &Connection) -> &AtomicI64 {
         &self.open[connection.reporter as usize][connection.path as usize]
     }
@@ -222,7 +243,7 @@ fn reporter_name(reporter: Reporter) -> &'static str {
 
 /// Indexed by their discriminants.
 const REPORTERS: [Reporter; 2] = [Reporter::Source, Reporter::Destination];
-const PATHS: [Path; 3] = [Path::Hbone, Path::Plain, Path::Local];
+const PATHS: [Path; 4] = [Path::Hbone, Path::Plain, Path::Local, Path::Direct];
 
 #[cfg(test)]
 mod tests;

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use super::*;
 use crate::dataplane::record::{How, Party, Peer, Phase};
 use crate::identity::SpiffeId;
-use crate::mesh::{Protocol, Service, TrafficDistribution};
+use crate::mesh::{Protocol, SameNode, Service, TrafficDistribution};
 
 pub(super) fn workload(namespace: &str, name: &str, account: &str) -> Workload {
     Workload {
@@ -18,6 +18,7 @@ pub(super) fn workload(namespace: &str, name: &str, account: &str) -> Workload {
         addresses: Vec::new(),
         ports: BTreeMap::new(),
         protocol: Protocol::Hbone,
+        same_node: SameNode::Direct,
         labels: BTreeMap::new(),
         zone: "".into(),
         policies: Vec::new(),
@@ -73,6 +74,7 @@ pub(super) fn end(by: Party, phase: Phase, how: How) -> End {
         phase,
         how,
         duration: Duration::ZERO,
+        measured: None,
     }
 }
 

@@ -127,6 +127,7 @@ impl BedBuilder {
                     more: self.node_arguments.clone(),
                 },
                 place: Place::open(&netns::path(&netns), &cgroup)?,
+                host: Place::open(&netns::path(&netns), &cgroups.add(format!("{name}/host"))?)?,
                 netns,
                 v4: topology::node_v4(number(index)?),
                 v6: topology::node_v6(number(index)?),
@@ -332,6 +333,7 @@ fn mesh_doc(bed: &BedBuilder, nodes: &[Node], pods: &[Pod]) -> anyhow::Result<Me
         });
     Ok(MeshDoc {
         trust_domain: TRUST_DOMAIN.to_owned(),
+        cluster_ranges: Vec::new(),
         nodes: nodes
             .iter()
             .map(|node| NodeDoc {

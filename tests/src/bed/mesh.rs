@@ -14,6 +14,8 @@ use serde::Serialize;
 pub struct MeshDoc {
     /// The trust domain.
     pub trust_domain: String,
+    /// Where the cluster's addresses lie, if it says so.
+    pub cluster_ranges: Vec<String>,
     /// The nodes.
     pub nodes: Vec<NodeDoc>,
     /// The workloads.
@@ -51,6 +53,8 @@ pub struct WorkloadDoc {
     pub ports: BTreeMap<String, u16>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub policies: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub same_node: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub netns: Option<PathBuf>,
 }
@@ -90,6 +94,11 @@ impl MeshDoc {
     /// The text of the file. Entries are written in JSON's notation, which is YAML too.
     pub fn to_yaml(&self) -> anyhow::Result<String> {
         let mut text = format!("trustDomain: {}\n", self.trust_domain);
+        list(
+            &mut text,
+            "clusterRanges",
+            self.cluster_ranges.iter().map(serde_json::to_string),
+        )?;
         list(&mut text, "nodes", self.nodes.iter().map(serde_json::to_string))?;
         list(&mut text, "workloads", self.workloads.iter().map(serde_json::to_string))?;
         list(&mut text, "services", self.services.iter().map(serde_json::to_string))?;

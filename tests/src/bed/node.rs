@@ -8,11 +8,15 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use nix::sys::signal::Signal;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use super::admin::{Metrics, Response, http_get};
 use super::log::{AccessLine, Log};
 use super::netns;
+use super::pod::Pod;
 use super::process::{ADMIN, NodeSettings, Process, write_token};
+use super::remote::{DEFAULT_DEADLINE, Running, Stage};
 use super::{READY_DEADLINE, lock, wait_for};
 use crate::sys::Place;
 
@@ -24,6 +28,8 @@ pub struct Node {
     pub(super) v4: Ipv4Addr,
     pub(super) v6: Ipv6Addr,
     pub(super) place: Place,
+    /// Where the host's other processes are: in no pod's cgroup and not in the proxy's.
+    pub(super) host: Place,
     pub(super) process: Mutex<Option<Process>>,
     pub(super) log: Log,
 }
@@ -62,6 +68,27 @@ impl Node {
     /// Runs `work` on a thread in the node's network namespace, as a host process of the node would.
     pub fn inside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> anyhow::Result<T> {
         netns::inside(&self.netns(), work)
+    }
+
+    /// Starts a server as a host process of the node, outside the cgroups of pods and proxy, and waits until it has told
+    /// its first stage, which means that it listens.
+    pub fn serve<T>(&self, work: impl FnOnce(&Stage) -> anyhow::Result<T>) -> anyhow::Result<Running<T>>
+    where
+        T: Serialize + DeserializeOwned,
+    {
+        let mut running = Running::start(self.name(), &self.host, work)?;
+        let _listening: serde_json::Value = running.stage(DEFAULT_DEADLINE)?;
+        Ok(running)
+    }
+
+    /// Starts `work` in the pod's network namespace, but in the host's cgroup: as a privileged process of the host that
+    /// enters the namespace.
+    pub fn spawn_in<T>(&self, pod: &Pod, work: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<Running<T>>
+    where
+        T: Serialize + DeserializeOwned,
+    {
+        let place = self.host.with_netns(&pod.netns())?;
+        Running::start(pod.name(), &place, |_| work())
     }
 
     /// Puts a token where the proxy reads it.

@@ -65,6 +65,7 @@ impl Pod {
             labels: self.spec.labels.clone(),
             ports: self.spec.ports.clone(),
             policies: self.spec.policies.clone(),
+            same_node: None,
             netns: enrolled.then(|| self.netns()),
         }
     }

@@ -91,9 +91,9 @@ pub(super) fn node_script(node: u8, nodes: &[String], switch: Option<&str>, pods
 /// The second script for a node, when all links are there.
 pub(super) fn routes_script(node: u8, nodes: u8) -> String {
     if nodes < 2 {
-        // Still an address, for the CA.
+        // Still an address, for the CA; not on a dummy device, which not every kernel has.
         return format!(
-            "link add {LINK} type dummy\naddress add {}/24 dev {LINK}\naddress add {}/64 dev {LINK} nodad\n\
+            "link add {LINK} type bridge\naddress add {}/24 dev {LINK}\naddress add {}/64 dev {LINK} nodad\n\
              link set {LINK} up\n",
             node_v4(node),
             node_v6(node)

@@ -1,14 +1,16 @@
 //! The load: a server and clients, small and alike for plain TCP and Adit. They run in pods.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Barrier, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
-use socket2::SockRef;
+use socket2::{Domain, SockRef, Socket, Type};
 
 use crate::bed::Stage;
 use crate::net::{listen, raise_open_files};
@@ -18,9 +20,11 @@ const BULK: u16 = 5201;
 /// Sends back what comes.
 const PING: u16 = 5202;
 /// Answers one byte and waits for the client's end.
-const CONNECT: u16 = 5203;
+pub(crate) const CONNECT: u16 = 5203;
 /// Answers a few bytes and keeps the connection until it is told to drop all.
-const HOLD: u16 = 5204;
+pub(crate) const HOLD: u16 = 5204;
+/// Where nobody listens.
+const NOBODY: u16 = 5205;
 
 /// What a bulk stream writes and reads at once.
 const BLOCK: usize = 128 << 10;
@@ -36,6 +40,10 @@ const ACCEPTORS: usize = 24;
 const OPENERS: usize = 8;
 /// A stuck call is an error, not a slow one.
 const STUCK: Duration = Duration::from_secs(5);
+/// One of many attempts that are expected to fail.
+const ATTEMPT: Duration = Duration::from_millis(100);
+/// Between such attempts.
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// Serves all kinds of load on every IPv4 address of the pod until it is killed.
 pub(crate) fn serve(stage: &Stage) -> anyhow::Result<()> {
@@ -221,6 +229,7 @@ fn exchange(stream: &mut TcpStream) -> anyhow::Result<()> {
 /// How connecting over and over went.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Connects {
+    pub(crate) done: u64,
     pub(crate) per_second: f64,
     pub(crate) errors: u64,
     pub(crate) error: Option<String>,
@@ -250,10 +259,49 @@ pub(crate) fn connects(server: IpAddr, threads: usize, time: Duration) -> anyhow
         bail!("no connection succeeded: {}", error.unwrap_or_default());
     }
     Ok(Connects {
+        done,
         per_second: done as f64 / seconds,
         errors,
         error,
     })
+}
+
+/// The time of the call of `connect` to a port that nobody listens on, over and over, in nanoseconds: that which one call
+/// in ten stays below, because what disturbs a call only makes it longer.
+pub(crate) fn refused(server: IpAddr, time: Duration) -> anyhow::Result<f64> {
+    stay_on_one_cpu()?;
+    let server = SocketAddr::from((server, NOBODY)).into();
+    let end = Instant::now() + time;
+    let mut times = Vec::with_capacity(64 << 10);
+    loop {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+        socket.set_linger(Some(Duration::ZERO))?;
+        let begin = Instant::now();
+        let outcome = socket.connect(&server);
+        let now = Instant::now();
+        times.push(now - begin);
+        match outcome {
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused => {}
+            // Where a proxy accepts for the server, it is the proxy that is refused, later.
+            Ok(()) => {}
+            Err(error) => return Err(error).context("connect to be refused"),
+        }
+        if now > end {
+            break;
+        }
+    }
+    times.sort_unstable();
+    Ok(times[times.len() / 10].as_secs_f64() * 1e9)
+}
+
+/// CPUs differ, by what else they are given to do.
+fn stay_on_one_cpu() -> anyhow::Result<()> {
+    let this = Pid::from_raw(0);
+    let allowed = sched_getaffinity(this)?;
+    let first = (0..CpuSet::count()).find(|cpu| allowed.is_set(*cpu).unwrap_or(false));
+    let mut one = CpuSet::new();
+    one.set(first.context("no CPU to run on")?)?;
+    sched_setaffinity(this, &one).context("stay on one CPU")
 }
 
 /// The time in milliseconds from `connect` to the answer to one byte.
@@ -263,8 +311,33 @@ pub(crate) fn first_answer(server: IpAddr) -> anyhow::Result<f64> {
     Ok(begin.elapsed().as_secs_f64() * 1e3)
 }
 
+/// Tells the bench whether the server answers at first, and then tries until it does, at most so long. An attempt that
+/// hangs counts as refused.
+pub(crate) fn until_answered(stage: &Stage, server: IpAddr, limit: Duration) -> anyhow::Result<()> {
+    stage.reached(is_answered(server))?;
+    let begin = Instant::now();
+    while !is_answered(server) {
+        ensure!(
+            begin.elapsed() < limit,
+            "{server} still does not answer after {limit:?}"
+        );
+        thread::sleep(PAUSE);
+    }
+    Ok(())
+}
+
+/// Whether the server answers one byte, on a fresh connection and soon.
+pub(crate) fn is_answered(server: IpAddr) -> bool {
+    TcpStream::connect_timeout(&SocketAddr::from((server, CONNECT)), ATTEMPT)
+        .and_then(|stream| stream.set_read_timeout(Some(ATTEMPT)).map(|()| stream))
+        .is_ok_and(|stream| one_byte(stream).is_ok())
+}
+
 fn connect_once(server: IpAddr) -> anyhow::Result<()> {
-    let mut stream = open(server, CONNECT)?;
+    one_byte(open(server, CONNECT)?)
+}
+
+fn one_byte(mut stream: TcpStream) -> anyhow::Result<()> {
     // Closing by reset leaves no TIME_WAIT, of which plain TCP would gather more than there are ports.
     SockRef::from(&stream).set_linger(Some(Duration::ZERO))?;
     stream.write_all(&[1]).context("send a byte")?;
@@ -273,6 +346,29 @@ fn connect_once(server: IpAddr) -> anyhow::Result<()> {
 
 /// Opens `count` connections, moves a few bytes on each and keeps them until the bench lets it proceed.
 pub(crate) fn hold(stage: &Stage, server: IpAddr, count: usize) -> anyhow::Result<()> {
+    let streams = open_to_keep(stage, server, count)?;
+    stage.hold()?;
+    drop(streams);
+    greet(server, DROP_ALL).map(drop)
+}
+
+/// Opens `count` connections as [`hold`] does, and waits until somebody else has ended each of them, at most so long.
+/// Gives how many are still open.
+pub(crate) fn hold_until_ended(stage: &Stage, server: IpAddr, count: usize, limit: Duration) -> anyhow::Result<usize> {
+    let shares = open_to_keep(stage, server, count)?;
+    let deadline = Instant::now() + limit;
+    // All have to end, so it does not matter in which order a thread looks at its own.
+    let open = on_threads(OPENERS, |index| {
+        let ended = shares[index].iter().map(|stream| is_ended_by(stream, deadline));
+        ended
+            .map(|ended| Ok(usize::from(!ended?)))
+            .sum::<anyhow::Result<usize>>()
+    })?;
+    Ok(open.into_iter().sum())
+}
+
+/// Tells the bench of the connections, by the thread that opened them.
+fn open_to_keep(stage: &Stage, server: IpAddr, count: usize) -> anyhow::Result<Vec<Vec<TcpStream>>> {
     raise_open_files()?;
     let streams = on_threads(OPENERS, |index| {
         let share = count / OPENERS + usize::from(index < count % OPENERS);
@@ -281,9 +377,24 @@ pub(crate) fn hold(stage: &Stage, server: IpAddr, count: usize) -> anyhow::Resul
             .collect::<anyhow::Result<Vec<_>>>()
     })?;
     stage.reached(streams.iter().map(Vec::len).sum::<usize>())?;
-    stage.hold()?;
-    drop(streams);
-    greet(server, DROP_ALL).map(drop)
+    Ok(streams)
+}
+
+/// Whether the connection, on which nothing comes any more, ends by then.
+fn is_ended_by(mut stream: &TcpStream, deadline: Instant) -> anyhow::Result<bool> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    // A timeout of zero would be none.
+    stream.set_read_timeout(Some(left.max(PAUSE)))?;
+    match stream.read(&mut [0]) {
+        Ok(0) => Ok(true),
+        Ok(_) => bail!("the server sent more than its greeting"),
+        Err(error) => Ok(!matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)),
+    }
+}
+
+/// Whether the server greets on a fresh connection.
+pub(crate) fn is_greeted(server: IpAddr) -> bool {
+    greet(server, *b"and keep").is_ok()
 }
 
 fn greet(server: IpAddr, greeting: [u8; GREETING]) -> anyhow::Result<TcpStream> {

@@ -1,5 +1,8 @@
 //! The bench: plain TCP and Adit interleaved in one run over the same bed. `docs/performance.md` tells the method.
 
+mod change;
+mod crowd;
+mod hooks;
 pub(crate) mod load;
 mod memory;
 mod report;
@@ -22,7 +25,7 @@ use crate::sys::{check_interrupt, note_interrupts};
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask bench", bin_name = "cargo xtask bench")]
 struct Options {
-    /// Fewer and shorter rounds: under 3 minutes instead of some 7
+    /// Fewer and shorter rounds: under 4 minutes instead of some 10
     #[arg(long)]
     quick: bool,
     /// Also write the medians to FILE: {"rows":[{"name","unit","plain","adit","ratio"}]}
@@ -39,10 +42,9 @@ struct Options {
     rounds: Option<usize>,
 }
 
-/// All rows, in the order in which they are measured: memory first, from a proxy that has done nothing yet.
+/// The rows on the two nodes with traffic, in the order in which they are measured: memory first, from a proxy that has
+/// done nothing yet.
 const NAMES: &[&str] = &[
-    "ready_ms",
-    "first_connection_ms",
     "rss_idle_kib",
     "rss_per_connection_kib",
     "cross_bulk_1",
@@ -58,6 +60,12 @@ const NAMES: &[&str] = &[
     "same_pingpong_16_tps",
     "same_connect_1",
     "same_connect_16",
+    "egress_bulk_1",
+    "egress_connect_16",
+    "plaintext_in_bulk_1",
+    "service_connect_16",
+    "connect_hook_ns",
+    "connect_hook_outside_ns",
     "rss_after_load_ratio",
 ];
 
@@ -77,15 +85,17 @@ pub fn main() -> ExitCode {
 }
 
 fn run(options: &Options) -> anyhow::Result<()> {
-    if let Some(unknown) = options.only.iter().find(|name| !NAMES.contains(&name.as_str())) {
-        anyhow::bail!("there is no row {unknown}; the rows are {}", NAMES.join(", "));
+    let names = [start::NAMES, change::NAMES, crowd::NAMES, NAMES].concat();
+    if let Some(unknown) = options.only.iter().find(|name| !names.contains(&name.as_str())) {
+        anyhow::bail!("there is no row {unknown}; the rows are {}", names.join(", "));
     }
     note_interrupts()?;
     let begin = Instant::now();
     let mut bench = Bench {
         only: options.only.clone(),
+        quick: options.quick,
         rounds: options.rounds.unwrap_or(if options.quick { 7 } else { 9 }).max(1),
-        time: Duration::from_millis(if options.quick { 600 } else { 1500 }),
+        time: Duration::from_millis(if options.quick { 500 } else { 1500 }),
         node_arguments: options.node_args.split_whitespace().map(str::to_owned).collect(),
         rows: Vec::new(),
         notes: Vec::new(),
@@ -144,6 +154,7 @@ fn cpu_times() -> Option<[f64; 2]> {
 /// A run of the bench.
 struct Bench {
     only: Vec<String>,
+    quick: bool,
     rounds: usize,
     time: Duration,
     node_arguments: Vec<String>,
@@ -153,17 +164,28 @@ struct Bench {
 
 impl Bench {
     fn measure(&mut self) -> anyhow::Result<()> {
-        if self.wants("ready_ms") || self.wants("first_connection_ms") {
+        if self.wants_any(start::NAMES) {
             start::measure(self)?;
         }
-        if NAMES[2..].iter().any(|name| self.wants(name)) {
+        if self.wants_any(change::NAMES) {
+            change::measure(self)?;
+        }
+        if self.wants_any(crowd::NAMES) {
+            crowd::measure(self)?;
+        }
+        if self.wants_any(NAMES) {
             let world = traffic::World::start(self)?;
             let idle = memory::idle(self, &world)?;
             memory::per_connection(self, &world)?;
             traffic::measure(self, &world)?;
+            hooks::measure(self, &world)?;
             memory::after_load(self, &world, idle)?;
         }
         Ok(())
+    }
+
+    fn wants_any(&self, names: &[&str]) -> bool {
+        names.iter().any(|name| self.wants(name))
     }
 
     fn wants(&self, name: &str) -> bool {

@@ -9,7 +9,9 @@ use super::{Bench, Samples, Side, load};
 use crate::bed::{Bed, Node, PodSpec};
 use crate::sys::check_interrupt;
 
-const DEADLINE: Duration = Duration::from_secs(20);
+pub(super) const NAMES: &[&str] = &["ready_ms", "first_connection_ms"];
+
+pub(super) const DEADLINE: Duration = Duration::from_secs(20);
 
 /// Starts one node's proxy over and over; after each start the first connection has no tunnel to take.
 pub(super) fn measure(bench: &mut Bench) -> anyhow::Result<()> {
@@ -56,7 +58,7 @@ pub(super) fn measure(bench: &mut Bench) -> anyhow::Result<()> {
 }
 
 /// Milliseconds from the start of the program to the first time it says that it is ready.
-fn time_to_ready(node: &Node) -> anyhow::Result<f64> {
+pub(super) fn time_to_ready(node: &Node) -> anyhow::Result<f64> {
     let begin = Instant::now();
     node.launch()?;
     loop {

@@ -7,10 +7,10 @@ use super::load::{self, Bulk};
 use super::report::number;
 use super::start::cpu_seconds;
 use super::{Bench, Row, Samples, Side};
-use crate::bed::{Bed, Pod, PodSpec, Running};
+use crate::bed::{Bed, Pod, PodSpec, Running, ServiceSpec};
 
 /// A round may last so much longer than its load.
-const GRACE: Duration = Duration::from_secs(15);
+pub(super) const GRACE: Duration = Duration::from_secs(15);
 
 /// The bed of all rows but those about starting.
 pub(super) struct World {
@@ -19,11 +19,22 @@ pub(super) struct World {
     bed: Bed,
 }
 
-/// Where the server is, seen from the client's node.
+/// The name of the service that leads to the server on the client's node.
+const SERVICE: &str = "shop/near";
+
+/// From where to where. The client is on node 1; for plain TCP, both ends are outside the mesh.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Distance {
+pub(super) enum Route {
+    /// To the other node, both ends enrolled.
     Cross,
+    /// Within the node, both ends enrolled.
     Same,
+    /// To the other node, the client enrolled.
+    Egress,
+    /// To the other node, the server enrolled.
+    PlaintextIn,
+    /// To a service's virtual address that leads to the server of `Same`.
+    Service,
 }
 
 impl World {
@@ -38,8 +49,14 @@ impl World {
             .pod("n2", PodSpec::new("plain-far").account("other/far").outside())
             .pod("n1", PodSpec::new("client").account("shop/client"))
             .pod("n1", PodSpec::new("near").account("shop/near"))
-            .pod("n2", PodSpec::new("far").account("shop/far"));
+            .pod("n2", PodSpec::new("far").account("shop/far"))
+            .service(
+                ServiceSpec::new(SERVICE)
+                    .port(load::CONNECT, load::CONNECT)
+                    .selector("app", "near"),
+            );
         let bed = bench.with_arguments(bed).start()?;
+        serve_without_adit(&bed)?;
         let servers = ["plain-near", "plain-far", "near", "far"].map(|pod| bed.pod(pod).serve(load::serve));
         Ok(Self {
             _servers: servers.into_iter().collect::<anyhow::Result<_>>()?,
@@ -51,44 +68,72 @@ impl World {
         &self.bed
     }
 
-    fn pair(&self, side: Side, distance: Distance) -> (&Pod, IpAddr) {
-        let (client, server) = match (side, distance) {
-            (Side::Plain, Distance::Cross) => ("plain-client", "plain-far"),
-            (Side::Plain, Distance::Same) => ("plain-client", "plain-near"),
-            (Side::Adit, Distance::Cross) => ("client", "far"),
-            (Side::Adit, Distance::Same) => ("client", "near"),
+    pub(super) fn pair(&self, side: Side, route: Route) -> (&Pod, IpAddr) {
+        let (client, server) = match (side, route) {
+            (Side::Plain, Route::Cross | Route::Egress | Route::PlaintextIn) => ("plain-client", Some("plain-far")),
+            (Side::Plain, Route::Same) => ("plain-client", Some("plain-near")),
+            (Side::Plain, Route::Service) => ("plain-client", None),
+            (Side::Adit, Route::Cross) => ("client", Some("far")),
+            (Side::Adit, Route::Same) => ("client", Some("near")),
+            (Side::Adit, Route::Egress) => ("client", Some("plain-far")),
+            (Side::Adit, Route::PlaintextIn) => ("plain-client", Some("far")),
+            (Side::Adit, Route::Service) => ("client", None),
         };
-        (self.bed.pod(client), self.bed.pod(server).v4().into())
+        let server = match server {
+            Some(pod) => self.bed.pod(pod).v4().into(),
+            None => self.bed.service(SERVICE).at(load::CONNECT).ip(),
+        };
+        (self.bed.pod(client), server)
     }
 
     /// Adit's pair across nodes.
     pub(super) fn enrolled(&self) -> (&Pod, IpAddr) {
-        self.pair(Side::Adit, Distance::Cross)
+        self.pair(Side::Adit, Route::Cross)
     }
 
-    fn bulk(&self, side: Side, distance: Distance, streams: usize, time: Duration) -> anyhow::Result<Bulk> {
-        let (client, server) = self.pair(side, distance);
+    fn bulk(&self, side: Side, route: Route, streams: usize, time: Duration) -> anyhow::Result<Bulk> {
+        let (client, server) = self.pair(side, route);
         client.spawn(|| load::bulk(server, streams, time))?.join(time + GRACE)
     }
+}
+
+/// Makes the service's virtual address lead to the server outside the mesh, for the client outside the mesh: by a route
+/// and an address of its own, which is the least that any load balancer could cost.
+fn serve_without_adit(bed: &Bed) -> anyhow::Result<()> {
+    let address = format!("{}/32", bed.service(SERVICE).at(load::CONNECT).ip());
+    let near = bed.pod("plain-near");
+    near.output("ip", &["address", "add", &address, "dev", "lo"])?;
+    let via = near.v4().to_string();
+    bed.pod("plain-client")
+        .output("ip", &["route", "add", &address, "via", &via])?;
+    Ok(())
 }
 
 /// Measures all rows about traffic.
 pub(super) fn measure(bench: &mut Bench, world: &World) -> anyhow::Result<()> {
     cross_bulk(bench, world)?;
     latency(bench, world)?;
-    connects(bench, world, "cross_connect_1", Distance::Cross, 1)?;
-    connects(bench, world, "cross_connect_16", Distance::Cross, 16)?;
-    for (name, streams) in [("same_bulk_1", 1), ("same_bulk_8", 8)] {
-        if bench.wants(name) {
-            let time = bench.time;
-            let sample = |side| Ok(world.bulk(side, Distance::Same, streams, time)?.gbit_per_second());
-            let samples = bench.in_turns(name, sample)?;
-            bench.add(samples.row(name, "Gbit/s"));
-        }
+    connects(bench, world, "cross_connect_1", Route::Cross, 1)?;
+    connects(bench, world, "cross_connect_16", Route::Cross, 16)?;
+    bulk(bench, world, "same_bulk_1", Route::Same, 1)?;
+    bulk(bench, world, "same_bulk_8", Route::Same, 8)?;
+    transactions(bench, world, "same_pingpong_16_tps", Route::Same)?;
+    connects(bench, world, "same_connect_1", Route::Same, 1)?;
+    connects(bench, world, "same_connect_16", Route::Same, 16)?;
+    bulk(bench, world, "egress_bulk_1", Route::Egress, 1)?;
+    connects(bench, world, "egress_connect_16", Route::Egress, 16)?;
+    bulk(bench, world, "plaintext_in_bulk_1", Route::PlaintextIn, 1)?;
+    connects(bench, world, "service_connect_16", Route::Service, 16)
+}
+
+fn bulk(bench: &mut Bench, world: &World, name: &'static str, route: Route, streams: usize) -> anyhow::Result<()> {
+    if bench.wants(name) {
+        let time = bench.time;
+        let sample = |side| Ok(world.bulk(side, route, streams, time)?.gbit_per_second());
+        let samples = bench.in_turns(name, sample)?;
+        bench.add(samples.row(name, "Gbit/s"));
     }
-    transactions(bench, world, "same_pingpong_16_tps", Distance::Same)?;
-    connects(bench, world, "same_connect_1", Distance::Same, 1)?;
-    connects(bench, world, "same_connect_16", Distance::Same, 16)
+    Ok(())
 }
 
 /// CPU seconds of each proxy over the bytes of one round.
@@ -114,7 +159,7 @@ fn cross_bulk(bench: &mut Bench, world: &World) -> anyhow::Result<()> {
         let samples = bench.in_turns(name, |side| {
             let [first, second] = [world.bed.node("n1"), world.bed.node("n2")];
             let before = [cpu_seconds(first)?, cpu_seconds(second)?];
-            let bulk = world.bulk(side, Distance::Cross, streams, time)?;
+            let bulk = world.bulk(side, Route::Cross, streams, time)?;
             let after = [cpu_seconds(first)?, cpu_seconds(second)?];
             if side == Side::Adit {
                 costs.push(Cost {
@@ -146,16 +191,16 @@ fn latency(bench: &mut Bench, world: &World) -> anyhow::Result<()> {
     let name = "cross_pingpong_1_p50_us";
     if bench.wants(name) {
         let samples = bench.in_turns(name, |side| {
-            let (client, server) = world.pair(side, Distance::Cross);
+            let (client, server) = world.pair(side, Route::Cross);
             Ok(client.spawn(|| load::ping(server, 1, time))?.join(time + GRACE)?.p50_us)
         })?;
         bench.add(samples.row(name, "us"));
     }
-    transactions(bench, world, "cross_pingpong_16_tps", Distance::Cross)?;
+    transactions(bench, world, "cross_pingpong_16_tps", Route::Cross)?;
     let name = "pingpong_beside_bulk_p50_us";
     if bench.wants(name) {
         let samples = bench.in_turns(name, |side| {
-            let (client, server) = world.pair(side, Distance::Cross);
+            let (client, server) = world.pair(side, Route::Cross);
             let pings = client.spawn(|| load::ping_beside_bulk(server, time))?;
             Ok(pings.join(time + GRACE)?.p50_us)
         })?;
@@ -164,13 +209,13 @@ fn latency(bench: &mut Bench, world: &World) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn transactions(bench: &mut Bench, world: &World, name: &'static str, distance: Distance) -> anyhow::Result<()> {
+fn transactions(bench: &mut Bench, world: &World, name: &'static str, route: Route) -> anyhow::Result<()> {
     if !bench.wants(name) {
         return Ok(());
     }
     let time = bench.time;
     let samples = bench.in_turns(name, |side| {
-        let (client, server) = world.pair(side, distance);
+        let (client, server) = world.pair(side, route);
         Ok(client
             .spawn(|| load::ping(server, 16, time))?
             .join(time + GRACE)?
@@ -180,20 +225,14 @@ fn transactions(bench: &mut Bench, world: &World, name: &'static str, distance: 
     Ok(())
 }
 
-fn connects(
-    bench: &mut Bench,
-    world: &World,
-    name: &'static str,
-    distance: Distance,
-    threads: usize,
-) -> anyhow::Result<()> {
+fn connects(bench: &mut Bench, world: &World, name: &'static str, route: Route, threads: usize) -> anyhow::Result<()> {
     if !bench.wants(name) {
         return Ok(());
     }
     let time = bench.time;
     let mut failed = Vec::new();
     let samples: Samples = bench.in_turns(name, |side| {
-        let (client, server) = world.pair(side, distance);
+        let (client, server) = world.pair(side, route);
         let connects = client
             .spawn(|| load::connects(server, threads, time))?
             .join(time + GRACE)?;

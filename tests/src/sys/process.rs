@@ -35,6 +35,15 @@ impl Place {
         })
     }
 
+    /// The same cgroup with the namespace at `netns`.
+    pub(crate) fn with_netns(&self, netns: &Path) -> anyhow::Result<Self> {
+        let file = File::open(netns).with_context(|| format!("open network namespace {}", netns.display()))?;
+        Ok(Self {
+            netns: Arc::new(file),
+            procs: self.procs.clone(),
+        })
+    }
+
     /// Makes `command` start in this place and die with the thread that starts it; with `group` in a process group
     /// of its own, so that it can be killed with all it started.
     pub(crate) fn enter_on_exec(&self, command: &mut Command, group: bool) {

@@ -9,6 +9,7 @@ mod bulk;
 mod ca_trouble;
 mod concurrency;
 mod connect_variants;
+mod direct;
 mod drain;
 mod hairpin;
 mod half_close;

@@ -93,7 +93,7 @@ fn two_hundred_pods_are_enrolled() {
     assert_eq!(state["pods"].as_array().map(Vec::len), Some(PODS), "all are enrolled");
     let _server = echo(last, PORT);
     let line = source_line(&bed, first, &ask(first, last.at(PORT)));
-    assert_eq!(line.get("path"), "local", "{line:?}");
+    assert_eq!(line.get("path"), "direct", "{line:?}");
 
     let more = (PODS - 2) as u64;
     let per_pod = |growth: u64| growth as f64 / more as f64;

@@ -27,7 +27,7 @@ fn on_one_node_a_connection_takes_no_tunnel_but_has_its_identities() {
     let _server = echo(neighbour, PORT);
     for address in [neighbour.at(PORT), neighbour.at6(PORT)] {
         let line = source_line(&bed, client, &ask(client, address));
-        assert_eq!((line.get("path"), line.get("how")), ("local", "fin"), "{line:?}");
+        assert_eq!((line.get("path"), line.get("how")), ("direct", "fin"), "{line:?}");
         assert_eq!(line.get("source.identity"), client.identity(), "{line:?}");
         assert_eq!(line.get("destination.identity"), neighbour.identity(), "{line:?}");
         assert_eq!(line.get("tunnel"), "", "{line:?}");

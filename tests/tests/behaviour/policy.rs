@@ -153,7 +153,7 @@ fn a_policy_that_asks_for_an_identity_refuses_plaintext_peers() {
     let line = refusal(&bed, outsider, server);
     assert_eq!(
         (line.get("path"), line.get("source.identity")),
-        ("plain", ""),
+        ("direct", ""),
         "{line:?}"
     );
 }

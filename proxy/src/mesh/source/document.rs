@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use ipnet::IpNet;
 use serde::Deserialize;
 use serde_saphyr::{Location, Spanned};
 
@@ -14,7 +15,7 @@ use self::rules::RuleSpec;
 use super::fault::{Fault, Misplaced, Place};
 use crate::identity::{SpiffeId, TrustDomain};
 use crate::mesh::{
-    Action, Mesh, MeshParts, Node, Policy, Protocol, Scope, Service, ServicePort, Subject, TargetPort,
+    Action, Mesh, MeshParts, Node, Policy, Protocol, SameNode, Scope, Service, ServicePort, Subject, TargetPort,
     TrafficDistribution, Workload,
 };
 
@@ -28,6 +29,10 @@ struct Document {
     trust_domain: Spanned<String>,
     #[serde(default)]
     cluster_domain: Option<Spanned<String>>,
+    #[serde(default)]
+    cluster_ranges: Vec<Spanned<String>>,
+    #[serde(default)]
+    same_node: SameNode,
     #[serde(default)]
     nodes: Vec<Spanned<NodeSpec>>,
     #[serde(default)]
@@ -64,6 +69,8 @@ struct WorkloadSpec {
     ports: BTreeMap<String, Spanned<String>>,
     #[serde(default = "hbone")]
     protocol: Protocol,
+    #[serde(default)]
+    same_node: Option<SameNode>,
     #[serde(default)]
     labels: BTreeMap<String, String>,
     #[serde(default)]
@@ -185,6 +192,8 @@ fn not_utf8(bytes: &[u8], valid: usize) -> Misplaced {
 
 struct Builder {
     parts: MeshParts,
+    /// What holds of workloads that do not say it themselves.
+    same_node: SameNode,
     /// Where each part begins; of two with one name, the later.
     places: HashMap<Subject, Location>,
     zones: HashMap<Arc<str>, Arc<str>>,
@@ -203,8 +212,11 @@ impl Builder {
             Some(domain) => name(domain)?,
             None => DEFAULT_CLUSTER_DOMAIN,
         };
+        let mut parts = MeshParts::new(trust_domain, cluster_domain);
+        parts.cluster_ranges = document.cluster_ranges.iter().map(block).collect::<Result<_, _>>()?;
         Ok(Self {
-            parts: MeshParts::new(trust_domain, cluster_domain),
+            parts,
+            same_node: document.same_node,
             places: HashMap::new(),
             zones: HashMap::new(),
             by_namespace: HashMap::new(),
@@ -278,6 +290,7 @@ impl Builder {
                 addresses: addresses(&spec.addresses)?,
                 ports,
                 protocol: spec.protocol,
+                same_node: spec.same_node.unwrap_or(self.same_node),
                 labels: spec.labels,
                 zone,
                 policies,
@@ -426,6 +439,11 @@ fn addresses(texts: &[Spanned<String>]) -> Result<Vec<IpAddr>, Misplaced> {
         parsed.map_err(|_| Fault::Address(text.value.clone()).at(text.referenced))
     };
     texts.iter().map(parse).collect()
+}
+
+fn block(text: &Spanned<String>) -> Result<IpNet, Misplaced> {
+    let parsed = text.value.parse();
+    parsed.map_err(|_| Fault::Range(text.value.clone()).at(text.referenced))
 }
 
 /// The uids of the workloads of each `namespace/name`.

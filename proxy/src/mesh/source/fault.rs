@@ -108,6 +108,9 @@ pub enum Fault {
     /// No IP address.
     #[error("{0:?} is not an IP address")]
     Address(String),
+    /// A text is no range of addresses.
+    #[error("{0:?} is not a range of IP addresses; write one like 10.244.0.0/16 or fd00::/8")]
+    Range(String),
     /// Neither port number nor port name.
     #[error("{0:?} is neither a port from 1 to 65535 nor the name of one")]
     Port(String),

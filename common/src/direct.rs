@@ -1,0 +1,263 @@
+//! What the kernel decides by itself: verdicts found by destination, and the connections that go direct.
+
+use crate::{Addr, COMMAND_LEN, HostPort};
+
+/// The most verdicts that the kernel holds; what has no place is asked.
+pub const MAX_VERDICTS: u32 = 1 << 20;
+/// The most destinations of which something is known.
+pub const MAX_DESTINATIONS: u32 = 1 << 20;
+/// The most ranges of addresses.
+pub const MAX_RANGES: u32 = 4096;
+/// The most direct connections that are open at once, far above what a node's memory holds.
+pub const MAX_DIRECT: u32 = 1 << 22;
+/// The bytes of the ring that tells the ends of direct connections: some 6,000 of them.
+pub const EVENTS_LEN: u32 = 1 << 20;
+/// The source number of a peer without an identity.
+pub const NOBODY: u32 = 0;
+/// The port that stands for every port without a verdict of its own.
+pub const ANY_PORT: u16 = 0;
+
+/// A decision as the maps hold it.
+#[repr(u32)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Cached {
+    /// The proxy decides.
+    #[default]
+    Ask = 0,
+    /// Permitted.
+    Allow = 1,
+    /// Refused.
+    Deny = 2,
+    /// The verdicts by source and port say.
+    Table = 3,
+}
+
+impl Cached {
+    /// From a map's value; what is not known is asked.
+    #[inline(always)]
+    pub const fn from_u32(value: u32) -> Self {
+        match value {
+            1 => Self::Allow,
+            2 => Self::Deny,
+            3 => Self::Table,
+            _ => Self::Ask,
+        }
+    }
+}
+
+/// What is known of an address.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Destination {
+    /// The namespace cookie of the enrolled pod of this node that has the address; zero for any other address.
+    pub netns: u64,
+    /// The pod's slot.
+    pub slot: u32,
+    /// A [`Cached`].
+    pub verdict: u32,
+}
+
+/// A verdict's key.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub struct VerdictKey {
+    /// The number of the source's identity, or [`NOBODY`].
+    pub source: u32,
+    /// The slot of the destination.
+    pub slot: u32,
+    /// The destination's port, or [`ANY_PORT`].
+    pub port: u32,
+}
+
+/// A range of addresses: the key of a longest-prefix match.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub struct Range {
+    /// How many bits of the address count; those of IPv4 begin at 96.
+    pub prefix_len: u32,
+    /// The address.
+    pub addr: Addr,
+}
+
+/// What is known of a connection from `source` to `port` of a destination. `lookup` finds verdicts.
+#[inline(always)]
+pub fn cached(
+    source: u32,
+    destination: &Destination,
+    port: HostPort,
+    lookup: impl Fn(&VerdictKey) -> Option<u32>,
+) -> Cached {
+    match Cached::from_u32(destination.verdict) {
+        Cached::Table => {
+            let key = |port| VerdictKey {
+                source,
+                slot: destination.slot,
+                port,
+            };
+            let found = lookup(&key(port.0.into())).or_else(|| lookup(&key(ANY_PORT.into())));
+            match Cached::from_u32(found.unwrap_or_default()) {
+                Cached::Table => Cached::Ask,
+                verdict => verdict,
+            }
+        }
+        verdict => verdict,
+    }
+}
+
+/// Which way a connection that the kernel let through itself goes, by the end that is seen of it.
+#[repr(u16)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DirectKind {
+    /// From an enrolled pod, seen there.
+    Outbound = 1,
+    /// From a peer without identity into an enrolled pod, seen there.
+    Inbound = 2,
+}
+
+/// An open direct connection, by its socket's cookie.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Direct {
+    /// The address of the side that connects.
+    pub client: Addr,
+    /// The address of the side that accepts.
+    pub server: Addr,
+    /// The address that the client dialled: the server's, or a service's.
+    pub dialled: Addr,
+    /// The namespace cookie of the enrolled pod at whose end this is seen.
+    pub netns: u64,
+    /// When it began, on the monotonic clock, in nanoseconds.
+    pub opened: u64,
+    /// The cgroup of the process that dialled.
+    pub cgroup: u64,
+    /// How many bytes had been received when this end had closed and the other had not.
+    pub half_closed_received: u64,
+    /// The command name of the process that dialled.
+    pub command: [u8; COMMAND_LEN],
+    /// The process that dialled, in the initial PID namespace.
+    pub pid: u32,
+    /// The port of the side that connects.
+    pub client_port: HostPort,
+    /// The port of the side that accepts.
+    pub server_port: HostPort,
+    /// The port that the client dialled.
+    pub dialled_port: HostPort,
+    /// A [`DirectKind`].
+    pub kind: u16,
+    /// Always zero.
+    pub reserved: u32,
+}
+
+/// The end of a direct connection, or a refusal by the kernel.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DirectEnd {
+    /// The connection.
+    pub direct: Direct,
+    /// The socket's cookie; zero for a refusal.
+    pub cookie: u64,
+    /// When it ended, on the monotonic clock, in nanoseconds.
+    pub closed: u64,
+    /// What the kernel counts as acknowledged of what this end sent: its SYN and FIN count as a byte each.
+    pub acked: u64,
+    /// What the kernel counts as received by this end: the FIN counts as a byte.
+    pub received: u64,
+    /// The smoothed round-trip time, in eighths of a microsecond.
+    pub srtt: u32,
+    /// How many segments this end sent again.
+    pub retransmits: u32,
+    /// The socket's state before it closed, as the kernel numbers them; zero for a refusal.
+    pub state: u32,
+    /// Always zero.
+    pub reserved: u32,
+}
+
+/// What the kernel could not tell, by index of the map of counters.
+#[repr(u32)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Counter {
+    /// Ends of connections that found the ring full.
+    LostEnds = 0,
+    /// The bytes that these had sent.
+    LostSent = 1,
+    /// The bytes that these had received.
+    LostReceived = 2,
+    /// Direct connections that could not be recorded, for want of memory.
+    Unrecorded = 3,
+}
+
+/// How many counters there are.
+pub const COUNTERS: u32 = 4;
+
+const _: () = {
+    assert!(size_of::<Destination>() == 16);
+    assert!(size_of::<VerdictKey>() == 12);
+    assert!(size_of::<Range>() == 20);
+    assert!(size_of::<Direct>() == 112);
+    assert!(size_of::<DirectEnd>() == 160);
+};
+
+#[cfg(feature = "user")]
+#[expect(
+    unsafe_code,
+    reason = "a promise about layout that only the owner of the types can make"
+)]
+mod pod {
+    // SAFETY: each type is `repr(C)`, `Copy`, without padding (its size is the sum of its fields', as asserted above),
+    // and every bit pattern is a valid value.
+    unsafe impl aya::Pod for super::Destination {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::VerdictKey {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::Range {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::Direct {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::DirectEnd {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_verdict_of_the_port_goes_before_that_of_any_port() {
+        let table = Destination {
+            netns: 1,
+            slot: 3,
+            verdict: Cached::Table as u32,
+        };
+        let lookup = |key: &VerdictKey| match (key.source, key.slot, key.port) {
+            (7, 3, 80) => Some(Cached::Deny as u32),
+            (7, 3, 0) => Some(Cached::Allow as u32),
+            (8, 3, 80) => Some(Cached::Allow as u32),
+            (9, 3, 0) => Some(99),
+            _ => None,
+        };
+        for (source, port, verdict) in [
+            (7, 80, Cached::Deny),
+            (7, 81, Cached::Allow),
+            (8, 80, Cached::Allow),
+            (8, 81, Cached::Ask),
+            (9, 1, Cached::Ask),
+            (NOBODY, 80, Cached::Ask),
+        ] {
+            assert_eq!(
+                cached(source, &table, HostPort(port), lookup),
+                verdict,
+                "{source} {port}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_destination_that_answers_all_alike_needs_no_table() {
+        for verdict in [Cached::Ask, Cached::Allow, Cached::Deny] {
+            let destination = Destination {
+                verdict: verdict as u32,
+                ..Destination::default()
+            };
+            assert_eq!(cached(1, &destination, HostPort(80), |_| unreachable!()), verdict);
+        }
+    }
+}

@@ -1,0 +1,424 @@
+//! Direct connections: no byte of them passes this process, but they are logged, counted and ended like the others.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use super::Dataplane;
+use super::record::{Author, Connection, End, How, Measured, Party, Path, Peer, Phase, Reporter};
+use crate::identity::SpiffeId;
+use crate::mesh::{Mesh, Workload};
+use crate::node::LocalPod;
+use crate::policy::{self, Verdict};
+use crate::steer::{Losses, OpenDirect, OpenSocket, SockDiag, SteerError, command, monotonic_ns};
+use adit_common::{Addr, Direct, DirectEnd, DirectKind, HostPort};
+
+/// The kernel's numbers of a socket's states.
+mod state {
+    /// There was no socket yet: the kernel has refused the connection.
+    pub(super) const REFUSED: u32 = 0;
+    pub(super) const SYN_SENT: u32 = 2;
+    pub(super) const FIN_WAIT1: u32 = 4;
+    pub(super) const FIN_WAIT2: u32 = 5;
+    pub(super) const TIME_WAIT: u32 = 6;
+    pub(super) const CLOSE_WAIT: u32 = 8;
+    pub(super) const LAST_ACK: u32 = 9;
+    pub(super) const CLOSING: u32 = 11;
+}
+
+/// How many pods that have left are remembered, for the ends of their connections.
+const REMEMBERED_PODS: usize = 4096;
+
+/// The direct connections of this node's pods.
+pub struct DirectConnections {
+    plane: Arc<Dataplane>,
+    open: OpenDirect,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Those that the observer has been told of, by their sockets' cookies.
+    announced: HashMap<u64, Arc<Connection>>,
+    /// Those that were ended, and the rule that forbids them.
+    forbidden: HashMap<u64, String>,
+    /// Whose network namespace a cookie is, of pods that have left too.
+    pods: HashMap<u64, (Arc<Workload>, SpiffeId)>,
+}
+
+impl DirectConnections {
+    /// Those that the kernel keeps in `open`.
+    pub fn new(plane: Arc<Dataplane>, open: OpenDirect) -> Self {
+        Self {
+            plane,
+            open,
+            state: Mutex::default(),
+        }
+    }
+
+    /// Tells the observer of those that have been opened and are not told of yet.
+    pub fn announce(&self) -> Result<(), SteerError> {
+        let open = self.open.all()?;
+        let mesh = self.plane.mesh.load();
+        let mut state = self.state();
+        self.learn_pods(&mut state);
+        for (cookie, direct) in open {
+            if !state.announced.contains_key(&cookie)
+                && let Some(connection) = self.connection(&state, &mesh, &direct)
+            {
+                let connection = Arc::new(connection);
+                self.plane.observer.opened(&connection);
+                state.announced.insert(cookie, connection);
+            }
+        }
+        Ok(())
+    }
+
+    /// One has ended, or was refused.
+    pub fn ended(&self, end: &DirectEnd) {
+        let mesh = self.plane.mesh.load();
+        let mut state = self.state();
+        if !state.pods.contains_key(&end.direct.netns) {
+            self.learn_pods(&mut state);
+        }
+        let announced = state.announced.remove(&end.cookie);
+        let was_announced = announced.is_some();
+        let forbidden = state.forbidden.remove(&end.cookie);
+        let connection = announced.or_else(|| self.connection(&state, &mesh, &end.direct).map(Arc::new));
+        drop(state);
+        // A pod that nobody has told of, and that is gone: its connection had no name ever.
+        let Some(connection) = connection else { return };
+        let (by, phase, how) = match (forbidden, end.state) {
+            (Some(rule), _) => (Party::Proxy, Phase::Relay, How::Policy(rule)),
+            (None, state::REFUSED) => {
+                let rule = forbidding_rule(&mesh, &connection);
+                let rule = rule.unwrap_or_else(|| "by a policy that has changed since".to_owned());
+                (Party::Proxy, Phase::Decide, How::Policy(rule))
+            }
+            (None, _) => outcome(end.state, connection.reporter, connection.destination.addr),
+        };
+        let (sent, received) = bytes(end);
+        connection.sent.store(sent, Ordering::Relaxed);
+        connection.received.store(received, Ordering::Relaxed);
+        let end = End {
+            by,
+            phase,
+            how,
+            duration: Duration::from_nanos(end.closed.saturating_sub(end.direct.opened)),
+            measured: (phase == Phase::Relay).then(|| Measured {
+                round_trip: Duration::from_micros(u64::from(end.srtt >> 3)),
+                retransmits: end.retransmits,
+            }),
+        };
+        let observer = &self.plane.observer;
+        if phase == Phase::Relay && !was_announced {
+            observer.opened(&connection);
+        }
+        observer.closed(&connection, &end);
+    }
+
+    /// Ends the open ones that the mesh's policies forbid by now. To be called once the kernel lets no new ones through.
+    /// Gives how many there were.
+    pub fn enforce(&self) -> Result<usize, SteerError> {
+        let mesh = self.plane.mesh.load();
+        let open = self.open.all()?;
+        let pods = self.plane.pods.all();
+        let by_netns: HashMap<u64, &Arc<LocalPod>> = pods.values().map(|pod| (pod.netns().cookie(), pod)).collect();
+        let mut state = self.state();
+        self.learn_pods(&mut state);
+        let mut doomed: HashMap<u64, Vec<OpenSocket>> = HashMap::new();
+        let mut count = 0;
+        for (cookie, direct) in open {
+            let connection = match state.announced.get(&cookie) {
+                Some(connection) => Arc::clone(connection),
+                None => match self.connection(&state, &mesh, &direct) {
+                    Some(connection) => Arc::new(connection),
+                    None => continue,
+                },
+            };
+            let Some(rule) = forbidding_rule(&mesh, &connection) else {
+                continue;
+            };
+            let (client, server) = ends(&direct);
+            let (local, remote) = match connection.reporter {
+                Reporter::Source => (client, server),
+                Reporter::Destination => (server, client),
+            };
+            doomed
+                .entry(direct.netns)
+                .or_default()
+                .push(OpenSocket { local, remote, cookie });
+            if state.announced.insert(cookie, Arc::clone(&connection)).is_none() {
+                self.plane.observer.opened(&connection);
+            }
+            state.forbidden.insert(cookie, rule);
+            count += 1;
+        }
+        drop(state);
+        for (netns, sockets) in doomed {
+            let Some(pod) = by_netns.get(&netns) else { continue };
+            let destroyed = pod
+                .netns()
+                .run(SockDiag::open)
+                .map_err(std::io::Error::other)
+                .flatten()
+                .and_then(|diag| diag.destroy(&sockets));
+            if let Err(error) = destroyed {
+                tracing::error!(
+                    "ending {} connections of pod {}/{} that policies forbid by now: {error}; they go on",
+                    sockets.len(),
+                    pod.workload().namespace,
+                    pod.workload().name
+                );
+            }
+        }
+        Ok(count)
+    }
+
+    /// What the kernel could not tell.
+    pub fn losses(&self) -> Result<Losses, SteerError> {
+        self.open.losses()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // A panic elsewhere does not make the state wrong.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn learn_pods(&self, state: &mut State) {
+        let pods = self.plane.pods.all();
+        if state.pods.len() + pods.len() > REMEMBERED_PODS {
+            state.pods.clear();
+        }
+        let named = |pod: &LocalPod| (Arc::clone(pod.workload()), pod.identity().clone());
+        state
+            .pods
+            .extend(pods.values().map(|pod| (pod.netns().cookie(), named(pod))));
+    }
+
+    /// What is known of one. None where its pod is not known.
+    fn connection(&self, state: &State, mesh: &Mesh, direct: &Direct) -> Option<Connection> {
+        let (workload, identity) = state.pods.get(&direct.netns)?;
+        let (client, server) = ends(direct);
+        let client = (client.port() != 0).then_some(client);
+        let own = |addr| Peer {
+            addr,
+            workload: Some(Arc::clone(workload)),
+            identity: Some(identity.clone()),
+        };
+        let outbound = direct.kind == DirectKind::Outbound as u16;
+        let other = if outbound { Some(server) } else { client };
+        let other_workload = other.and_then(|addr| mesh.workload_by_addr(addr.ip())).cloned();
+        // Proven for a pod of this node alone, by the namespace that the kernel has connected to.
+        let other_identity = other_workload
+            .as_ref()
+            .filter(|other| outbound && self.plane.pods.get(&other.uid).is_some());
+        let other = Peer {
+            addr: other,
+            identity: other_identity.map(|other| other.identity.clone()),
+            workload: other_workload,
+        };
+        let age = Duration::from_nanos(monotonic_ns().saturating_sub(direct.opened));
+        let dialled = socket(direct.dialled, direct.dialled_port);
+        Some(Connection {
+            id: self.plane.next_id(),
+            opened: SystemTime::now() - age,
+            reporter: if outbound {
+                Reporter::Source
+            } else {
+                Reporter::Destination
+            },
+            path: Path::Direct,
+            service: mesh.service_by_addr(dialled.ip()).cloned(),
+            source: if outbound { own(client) } else { other.clone() },
+            destination: if outbound { other } else { own(Some(server)) },
+            author: outbound.then(|| Author {
+                pid: direct.pid,
+                command: command(&direct.command),
+                cgroup: direct.cgroup,
+            }),
+            tunnel: None,
+            certificate_serial: None,
+            sent: AtomicU64::new(0),
+            received: AtomicU64::new(0),
+        })
+    }
+}
+
+/// The rule by which the connection's destination, if it is an enrolled pod of this node, refuses it.
+fn forbidding_rule(mesh: &Mesh, connection: &Connection) -> Option<String> {
+    let destination = &connection.destination;
+    let workload = destination.workload.as_ref()?;
+    let to = destination.addr?;
+    // Towards others it is not for this node to decide.
+    destination.identity.as_ref()?;
+    let request = policy::Request {
+        source: connection.source.identity.as_ref(),
+        source_ip: connection.source.addr.map_or(to.ip(), |from| from.ip()),
+        destination_ip: to.ip(),
+        destination_port: to.port(),
+    };
+    let current = mesh.workload_by_uid(&workload.uid).unwrap_or(workload);
+    match policy::evaluate(mesh.policies(), current, &request).verdict {
+        Verdict::Allow { .. } => None,
+        Verdict::Deny { rule } => Some(rule.to_string()),
+    }
+}
+
+fn socket(addr: Addr, port: HostPort) -> SocketAddr {
+    SocketAddr::new(addr.into(), port.0)
+}
+
+fn ends(direct: &Direct) -> (SocketAddr, SocketAddr) {
+    (
+        socket(direct.client, direct.client_port),
+        socket(direct.server, direct.server_port),
+    )
+}
+
+/// How a connection ended, by the last state of the socket at `reporter`'s end.
+fn outcome(last: u32, reporter: Reporter, to: Option<SocketAddr>) -> (Party, Phase, How) {
+    let (this, other) = match reporter {
+        Reporter::Source => (Party::Source, Party::Destination),
+        Reporter::Destination => (Party::Destination, Party::Source),
+    };
+    match last {
+        state::SYN_SENT => {
+            let to = to.map(|to| format!(" to {to}")).unwrap_or_default();
+            let how = How::Refused(format!(
+                "connecting{to}: refused, unreachable, or given up by the client"
+            ));
+            (Party::Unknown, Phase::Connect, how)
+        }
+        state::FIN_WAIT2 | state::TIME_WAIT | state::CLOSING => (this, Phase::Relay, How::Fin),
+        state::LAST_ACK => (other, Phase::Relay, How::Fin),
+        // This end had closed, and heard no more in order.
+        state::FIN_WAIT1 => (other, Phase::Relay, How::Reset),
+        _ => (Party::Unknown, Phase::Relay, How::Reset),
+    }
+}
+
+/// Bytes from client to server, and from server to client: what the kernel has counted, less what SYN and FIN count.
+fn bytes(end: &DirectEnd) -> (u64, u64) {
+    let outbound = end.direct.kind == DirectKind::Outbound as u16;
+    // The accepting side's SYN is acknowledged before it has a socket.
+    let syn = u64::from(outbound && end.state != state::SYN_SENT);
+    let fin_acked = u64::from(matches!(
+        end.state,
+        state::FIN_WAIT2 | state::TIME_WAIT | state::CLOSING | state::LAST_ACK
+    ));
+    let fin_received = match end.state {
+        state::CLOSE_WAIT | state::LAST_ACK | state::CLOSING | state::TIME_WAIT => true,
+        state::FIN_WAIT2 => end.received > end.direct.half_closed_received,
+        _ => false,
+    };
+    let sent = end.acked.saturating_sub(syn + fin_acked);
+    let received = end.received.saturating_sub(u64::from(fin_received));
+    if outbound { (sent, received) } else { (received, sent) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn end(kind: DirectKind, last: u32, acked: u64, received: u64, half_closed_received: u64) -> DirectEnd {
+        let none = Addr::default();
+        DirectEnd {
+            direct: Direct {
+                client: none,
+                server: none,
+                dialled: none,
+                netns: 1,
+                opened: 0,
+                cgroup: 0,
+                half_closed_received,
+                command: [0; _],
+                pid: 0,
+                client_port: HostPort(1),
+                server_port: HostPort(2),
+                dialled_port: HostPort(2),
+                kind: kind as u16,
+                reserved: 0,
+            },
+            cookie: 1,
+            closed: 0,
+            acked,
+            received,
+            srtt: 0,
+            retransmits: 0,
+            state: last,
+            reserved: 0,
+        }
+    }
+
+    #[test]
+    fn the_bytes_are_those_of_the_applications() {
+        let (out, inward) = (DirectKind::Outbound, DirectKind::Inbound);
+        for (end, expected) in [
+            // Sent 10, received 20; both have closed, this end first.
+            (end(out, state::FIN_WAIT2, 12, 21, 20), (10, 20)),
+            // This end gave up its socket before the other's FIN.
+            (end(out, state::FIN_WAIT2, 12, 20, 20), (10, 20)),
+            (end(out, state::LAST_ACK, 12, 21, 0), (10, 20)),
+            (end(out, state::CLOSING, 12, 21, 0), (10, 20)),
+            // Reset.
+            (end(out, 1, 11, 20, 0), (10, 20)),
+            (end(out, state::CLOSE_WAIT, 11, 21, 0), (10, 20)),
+            (end(out, state::SYN_SENT, 0, 0, 0), (0, 0)),
+            // Seen at the server.
+            (end(inward, state::LAST_ACK, 21, 11, 0), (10, 20)),
+            (end(inward, state::FIN_WAIT2, 21, 11, 10), (10, 20)),
+        ] {
+            assert_eq!(bytes(&end), expected, "state {}", end.state);
+        }
+    }
+
+    #[test]
+    fn the_last_state_tells_who_closed_and_how() {
+        let to = Some("10.0.0.1:80".parse().unwrap());
+        for (last, reporter, party, phase, how) in [
+            (state::FIN_WAIT2, Reporter::Source, Party::Source, Phase::Relay, "fin"),
+            (
+                state::FIN_WAIT2,
+                Reporter::Destination,
+                Party::Destination,
+                Phase::Relay,
+                "fin",
+            ),
+            (
+                state::LAST_ACK,
+                Reporter::Source,
+                Party::Destination,
+                Phase::Relay,
+                "fin",
+            ),
+            (
+                state::LAST_ACK,
+                Reporter::Destination,
+                Party::Source,
+                Phase::Relay,
+                "fin",
+            ),
+            (
+                state::FIN_WAIT1,
+                Reporter::Source,
+                Party::Destination,
+                Phase::Relay,
+                "reset",
+            ),
+            (1, Reporter::Source, Party::Unknown, Phase::Relay, "reset"),
+            (
+                state::SYN_SENT,
+                Reporter::Source,
+                Party::Unknown,
+                Phase::Connect,
+                "refused",
+            ),
+        ] {
+            let (by, at, ended) = outcome(last, reporter, to);
+            assert_eq!((by, at, ended.as_str()), (party, phase, how), "{last}");
+        }
+    }
+}

@@ -1,0 +1,323 @@
+//! What the kernel is to decide by itself, and how it comes to know it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use adit_common::{ANY_PORT, Addr, Cached, Destination, NOBODY, Range, VerdictKey};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+
+use crate::identity::SpiffeId;
+use crate::mesh::{Mesh, Protocol, SameNode, Workload};
+use crate::node::{LocalPod, LocalPods};
+use crate::policy::{self, compile};
+use crate::steer::{SteerError, VerdictMaps, range};
+
+/// The most ports of one destination whose verdicts are told apart; beyond that they are asked.
+const MAX_PORTS: usize = 64;
+
+/// The kernel's verdicts: what it has been told, so that only differences are told.
+pub struct Verdicts {
+    maps: VerdictMaps,
+    told: Told,
+}
+
+/// What the kernel holds.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+struct Told {
+    destinations: HashMap<Addr, Destination>,
+    /// By slot.
+    tables: HashMap<u32, Table>,
+    ranges: HashMap<Range, Cached>,
+}
+
+/// The verdicts of one destination, by source and port.
+type Table = BTreeMap<(u32, u16), Cached>;
+
+impl Verdicts {
+    /// Takes over what the kernel holds already: until the first [`Verdicts::publish`] everything is asked.
+    pub fn take_over(maps: VerdictMaps) -> Result<Self, SteerError> {
+        let mut told = Told {
+            destinations: maps.destinations()?,
+            ..Told::default()
+        };
+        for (addr, destination) in &mut told.destinations {
+            destination.verdict = Cached::Ask as u32;
+            maps.set_destination(*addr, *destination)?;
+        }
+        for key in maps.verdicts()?.into_keys() {
+            maps.remove_verdict(key)?;
+        }
+        for (range, verdict) in maps.ranges()? {
+            told.ranges.insert(range, Cached::from_u32(verdict));
+        }
+        Ok(Self { maps, told })
+    }
+
+    /// Tells the kernel what follows from the mesh for the enrolled pods. What becomes different is asked while it
+    /// changes. Where a map has no more room, what has no place in it is asked, and the log says so.
+    pub fn publish(&mut self, mesh: &Mesh, pods: &LocalPods) -> Result<(), SteerError> {
+        let all = pods.all();
+        let enrolled: Vec<Enrolled<'_>> = all.values().map(|pod| Enrolled::of(pod)).collect();
+        let mut wanted = wanted(mesh, &enrolled);
+        self.withdraw(&wanted)?;
+        self.tell_ranges(&wanted.ranges)?;
+        for slot in self.tell_tables(&wanted.tables)? {
+            for destination in wanted.destinations.values_mut().filter(|known| known.slot == slot) {
+                destination.verdict = Cached::Ask as u32;
+            }
+        }
+        for (addr, destination) in wanted.destinations {
+            if self.told.destinations.get(&addr) != Some(&destination) {
+                self.maps.set_destination(addr, destination)?;
+                self.told.destinations.insert(addr, destination);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes back what is not to stay as it is.
+    fn withdraw(&mut self, wanted: &Told) -> Result<(), SteerError> {
+        let mut gone = Vec::new();
+        for (addr, told) in &mut self.told.destinations {
+            let Some(next) = wanted.destinations.get(addr) else {
+                self.maps.remove_destination(*addr)?;
+                gone.push(*addr);
+                continue;
+            };
+            if told != next || self.told.tables.get(&told.slot) != wanted.tables.get(&told.slot) {
+                *told = Destination {
+                    verdict: Cached::Ask as u32,
+                    ..*next
+                };
+                self.maps.set_destination(*addr, *told)?;
+            }
+        }
+        for addr in gone {
+            self.told.destinations.remove(&addr);
+        }
+        Ok(())
+    }
+
+    /// What permits goes before what asks is taken away, and comes after what asks is there.
+    fn tell_ranges(&mut self, wanted: &HashMap<Range, Cached>) -> Result<(), SteerError> {
+        let unwanted = |told: &HashMap<Range, Cached>, verdict| -> Vec<Range> {
+            let stays = |range| wanted.get(range) == Some(&verdict);
+            let of_kind = told.iter().filter(|(range, told)| **told == verdict && !stays(*range));
+            of_kind.map(|(range, _)| *range).collect()
+        };
+        for range in unwanted(&self.told.ranges, Cached::Allow) {
+            self.maps.remove_range(range)?;
+            self.told.ranges.remove(&range);
+        }
+        for verdict in [Cached::Ask, Cached::Allow] {
+            for (range, _) in wanted.iter().filter(|(_, wanted)| **wanted == verdict) {
+                if self.told.ranges.get(range) != Some(&verdict) {
+                    self.maps.set_range(*range, verdict)?;
+                    self.told.ranges.insert(*range, verdict);
+                }
+            }
+        }
+        for range in unwanted(&self.told.ranges, Cached::Ask) {
+            self.maps.remove_range(range)?;
+            self.told.ranges.remove(&range);
+        }
+        Ok(())
+    }
+
+    /// Makes the tables those wanted. Gives the slots whose tables found no room.
+    fn tell_tables(&mut self, wanted: &HashMap<u32, Table>) -> Result<Vec<u32>, SteerError> {
+        let none = Table::new();
+        let slots: Vec<u32> = self.told.tables.keys().copied().collect();
+        for slot in slots {
+            let Some(told) = self.told.tables.get_mut(&slot) else {
+                continue;
+            };
+            let next = wanted.get(&slot).unwrap_or(&none);
+            let unwanted: Vec<_> = told.keys().filter(|key| !next.contains_key(key)).copied().collect();
+            for (source, port) in unwanted {
+                self.maps.remove_verdict(key(source, slot, port))?;
+                told.remove(&(source, port));
+            }
+            if told.is_empty() {
+                self.told.tables.remove(&slot);
+            }
+        }
+        let mut full = Vec::new();
+        for (slot, table) in wanted {
+            let told = self.told.tables.entry(*slot).or_default();
+            for ((source, port), verdict) in table {
+                if told.get(&(*source, *port)) == Some(verdict) {
+                    continue;
+                }
+                match self.maps.set_verdict(key(*source, *slot, *port), *verdict) {
+                    Ok(()) => drop(told.insert((*source, *port), *verdict)),
+                    Err(error) => {
+                        tracing::warn!("the verdicts of a pod (slot {slot}) stay with the proxy: {error}");
+                        full.push(*slot);
+                        break;
+                    }
+                }
+            }
+        }
+        Ok(full)
+    }
+}
+
+fn key(source: u32, slot: u32, port: u16) -> VerdictKey {
+    VerdictKey {
+        source,
+        slot,
+        port: port.into(),
+    }
+}
+
+/// An enrolled pod, as far as verdicts go.
+#[derive(Clone, Copy)]
+struct Enrolled<'a> {
+    /// As it was when it was enrolled.
+    workload: &'a Workload,
+    identity: &'a SpiffeId,
+    netns: u64,
+    slot: u32,
+    source: u32,
+}
+
+impl<'a> Enrolled<'a> {
+    fn of(pod: &'a LocalPod) -> Self {
+        Self {
+            workload: pod.workload(),
+            identity: pod.identity(),
+            netns: pod.netns().cookie(),
+            slot: pod.slot(),
+            source: pod.source(),
+        }
+    }
+}
+
+/// What the kernel is to hold.
+fn wanted(mesh: &Mesh, enrolled: &[Enrolled<'_>]) -> Told {
+    let mut wanted = Told {
+        ranges: ranges(mesh.cluster_ranges()),
+        ..Told::default()
+    };
+    let inside = |ip: &std::net::IpAddr| mesh.cluster_ranges().iter().any(|range| range.contains(ip));
+    let elsewhere = |verdict| Destination {
+        verdict: verdict as u32,
+        slot: u32::MAX,
+        netns: 0,
+    };
+    for workload in mesh.workloads() {
+        let verdict = match workload.protocol {
+            Protocol::Plain => Cached::Allow,
+            Protocol::Hbone => Cached::Ask,
+        };
+        for ip in &workload.addresses {
+            let owns = mesh
+                .workload_by_addr(*ip)
+                .is_some_and(|owner| Arc::ptr_eq(owner, workload));
+            // Of what lies in a range it is known already that it is asked.
+            if owns && (verdict == Cached::Allow || !inside(ip)) {
+                wanted.destinations.insert((*ip).into(), elsewhere(verdict));
+            }
+        }
+    }
+    for service in mesh.services() {
+        for ip in &service.addresses {
+            wanted.destinations.insert((*ip).into(), elsewhere(Cached::Ask));
+        }
+    }
+    let mut sources: Vec<(u32, Option<&SpiffeId>)> =
+        enrolled.iter().map(|pod| (pod.source, Some(pod.identity))).collect();
+    sources.push((NOBODY, None));
+    sources.sort_unstable_by_key(|(number, _)| *number);
+    sources.dedup_by_key(|(number, _)| *number);
+    for pod in enrolled {
+        let (verdict, table) = verdicts(mesh, pod, &sources);
+        for ip in &pod.workload.addresses {
+            let destination = Destination {
+                netns: pod.netns,
+                slot: pod.slot,
+                verdict: verdict as u32,
+            };
+            // An address that is another's by now is not let through to this pod.
+            let owns = mesh
+                .workload_by_addr(*ip)
+                .is_some_and(|owner| owner.uid == pod.workload.uid);
+            if owns {
+                wanted.destinations.insert((*ip).into(), destination);
+            }
+        }
+        if !table.is_empty() {
+            wanted.tables.insert(pod.slot, table);
+        }
+    }
+    wanted
+}
+
+/// The verdicts on connections to one pod.
+fn verdicts(mesh: &Mesh, pod: &Enrolled<'_>, sources: &[(u32, Option<&SpiffeId>)]) -> (Cached, Table) {
+    let current = mesh.workload_by_uid(&pod.workload.uid).filter(|workload| {
+        workload.identity == *pod.identity
+            && workload.protocol == Protocol::Hbone
+            && workload.same_node == SameNode::Direct
+    });
+    // It is about to leave, or to be enrolled anew; or its connections are to take the proxy.
+    let Some(workload) = current else {
+        return (Cached::Ask, Table::new());
+    };
+    let ids: Vec<Option<&SpiffeId>> = sources.iter().map(|(_, id)| *id).collect();
+    let compiled = compile(mesh.policies(), workload, &ids, MAX_PORTS);
+    let told = |verdict| match verdict {
+        policy::Cached::Allow => Cached::Allow,
+        policy::Cached::Deny => Cached::Deny,
+        policy::Cached::Ask => Cached::Ask,
+    };
+    let table: Table = compiled
+        .entries
+        .iter()
+        .map(|entry| {
+            (
+                (sources[entry.source].0, entry.port.unwrap_or(ANY_PORT)),
+                told(entry.verdict),
+            )
+        })
+        .collect();
+    let verdict = match told(compiled.default) {
+        Cached::Ask if !table.is_empty() => Cached::Table,
+        verdict => verdict,
+    };
+    (verdict, table)
+}
+
+/// What holds of addresses of which nothing is known by themselves: within the cluster they are asked. Of a family of
+/// which the cluster's ranges are not known, all are.
+fn ranges(cluster: &[IpNet]) -> HashMap<Range, Cached> {
+    let mut ranges = HashMap::new();
+    if cluster.is_empty() {
+        return ranges;
+    }
+    let knows = |v4: bool| cluster.iter().any(|range| range.addr().is_ipv4() == v4);
+    let outside = |v4| if knows(v4) { Cached::Allow } else { Cached::Ask };
+    ranges.insert(range(Ipv4Net::default().into()), outside(true));
+    ranges.insert(range(Ipv6Net::default().into()), outside(false));
+    ranges.extend(cluster.iter().map(|net| (range(*net), Cached::Ask)));
+    ranges
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn outside_the_clusters_ranges_nothing_is_asked() {
+        let net = |text: &str| text.parse::<IpNet>().unwrap();
+        let of = |text: &str| range(net(text));
+        assert!(ranges(&[]).is_empty());
+        let known = ranges(&[net("10.0.0.0/8")]);
+        assert_eq!(known.get(&of("10.0.0.0/8")), Some(&Cached::Ask));
+        assert_eq!(known.get(&of("0.0.0.0/0")), Some(&Cached::Allow));
+        assert_eq!(known.get(&of("::/0")), Some(&Cached::Ask));
+        let both = ranges(&[net("10.0.0.0/8"), net("fd00::/8")]);
+        assert_eq!(both.get(&of("::/0")), Some(&Cached::Allow));
+    }
+}

@@ -1,0 +1,127 @@
+//! What the kernel is told, so that it decides by itself.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::os::fd::AsFd as _;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use adit_common::{Addr, Cached, Destination, Range, VerdictKey};
+use ipnet::IpNet;
+
+use super::{Maps, SteerError, sys};
+use crate::identity::SpiffeId;
+
+/// The maps of destinations, ranges and verdicts.
+#[derive(Clone)]
+pub struct VerdictMaps {
+    maps: Arc<Maps>,
+}
+
+impl VerdictMaps {
+    pub(super) fn new(maps: Arc<Maps>) -> Self {
+        Self { maps }
+    }
+
+    /// The destinations that the kernel knows.
+    pub fn destinations(&self) -> Result<HashMap<Addr, Destination>, SteerError> {
+        sys::entries(self.maps.destinations.as_fd()).map_err(at("reading destinations"))
+    }
+
+    /// Tells what is known of an address.
+    pub fn set_destination(&self, addr: Addr, destination: Destination) -> Result<(), SteerError> {
+        sys::update(self.maps.destinations.as_fd(), &addr, &destination, 0).map_err(at("entering a destination"))
+    }
+
+    /// Forgets what is known of an address.
+    pub fn remove_destination(&self, addr: Addr) -> Result<(), SteerError> {
+        sys::delete(self.maps.destinations.as_fd(), &addr).map_err(at("removing a destination"))
+    }
+
+    /// The keys of all verdicts.
+    pub fn verdicts(&self) -> Result<HashMap<VerdictKey, u32>, SteerError> {
+        sys::entries(self.maps.verdicts.as_fd()).map_err(at("reading verdicts"))
+    }
+
+    /// Enters a verdict.
+    pub fn set_verdict(&self, key: VerdictKey, verdict: Cached) -> Result<(), SteerError> {
+        sys::update(self.maps.verdicts.as_fd(), &key, &(verdict as u32), 0).map_err(at("entering a verdict"))
+    }
+
+    /// Removes a verdict.
+    pub fn remove_verdict(&self, key: VerdictKey) -> Result<(), SteerError> {
+        sys::delete(self.maps.verdicts.as_fd(), &key).map_err(at("removing a verdict"))
+    }
+
+    /// The ranges that the kernel knows.
+    pub fn ranges(&self) -> Result<HashMap<Range, u32>, SteerError> {
+        sys::entries(self.maps.ranges.as_fd()).map_err(at("reading ranges"))
+    }
+
+    /// Tells what holds of the addresses of a range of which nothing else is known.
+    pub fn set_range(&self, range: Range, verdict: Cached) -> Result<(), SteerError> {
+        sys::update(self.maps.ranges.as_fd(), &range, &(verdict as u32), 0).map_err(at("entering a range"))
+    }
+
+    /// Forgets a range.
+    pub fn remove_range(&self, range: Range) -> Result<(), SteerError> {
+        sys::delete(self.maps.ranges.as_fd(), &range).map_err(at("removing a range"))
+    }
+}
+
+/// A network as the map of ranges holds it.
+pub fn range(net: IpNet) -> Range {
+    let (before, network): (u32, IpAddr) = match net {
+        IpNet::V4(v4) => (96, v4.network().into()),
+        IpNet::V6(v6) => (0, v6.network().into()),
+    };
+    Range {
+        prefix_len: before + u32::from(net.prefix_len()),
+        addr: network.into(),
+    }
+}
+
+/// The numbers by which verdicts know identities. A number is never given to another identity.
+#[derive(Default)]
+pub(super) struct SourceNumbers(Mutex<HashMap<SpiffeId, u32>>);
+
+impl SourceNumbers {
+    pub(super) fn of(&self, identity: &SpiffeId) -> u32 {
+        let mut numbers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // Zero is nobody's.
+        let next = numbers.len() as u32 + 1;
+        *numbers.entry(identity.clone()).or_insert(next)
+    }
+}
+
+fn at(doing: &'static str) -> impl Fn(std::io::Error) -> SteerError {
+    move |error| SteerError::Map { doing, error }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_of_ipv4_lies_among_the_mapped_addresses() {
+        let of = |text: &str| range(text.parse().unwrap());
+        let v4: IpAddr = "10.1.0.0".parse().unwrap();
+        assert_eq!(
+            of("10.1.2.3/16"),
+            Range {
+                prefix_len: 112,
+                addr: v4.into()
+            }
+        );
+        assert_eq!(of("0.0.0.0/0").prefix_len, 96);
+        assert_eq!(of("fd00::/8").prefix_len, 8);
+    }
+
+    #[test]
+    fn an_identity_keeps_its_number() {
+        let numbers = SourceNumbers::default();
+        let id = |name: &str| SpiffeId::parse(&format!("spiffe://a/ns/b/sa/{name}")).unwrap();
+        assert_eq!(numbers.of(&id("x")), 1);
+        assert_eq!(numbers.of(&id("y")), 2);
+        assert_eq!(numbers.of(&id("x")), 1);
+    }
+}
