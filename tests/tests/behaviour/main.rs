@@ -21,6 +21,7 @@ mod outside_mesh;
 mod own_ports;
 mod paths;
 mod policy;
+mod policy_change;
 mod refusal;
 mod reload;
 mod reset;
