@@ -132,6 +132,20 @@ pub enum FlowKind {
     Captured = 0,
     /// Permitted: for the application itself.
     Direct = 1,
+    /// From the pod to itself, by an address for which the kernel does not keep strangers from saying that they are it.
+    Own = 2,
+}
+
+impl FlowKind {
+    /// From a map's value.
+    #[inline(always)]
+    pub const fn from_u16(value: u16) -> Self {
+        match value {
+            1 => Self::Direct,
+            2 => Self::Own,
+            _ => Self::Captured,
+        }
+    }
 }
 
 /// The truth about a connection.

@@ -96,12 +96,19 @@ fn steer<const ONLY_V4: bool>(
             }
             ALLOW
         }
-        ConnectVerdict::Direct => {
+        verdict @ (ConnectVerdict::Direct | ConnectVerdict::Own) => {
+            let own = matches!(verdict, ConnectVerdict::Own);
             // SAFETY: the context's socket.
             let Some(flow) = (unsafe { new_socket_flow(sk) }) else {
                 return refuse(ctx, log, netns, addr, port, Refusal::NoMemory);
             };
-            describe(flow, FlowKind::Direct, addr, port, cgroup);
+            describe(
+                flow,
+                if own { FlowKind::Own } else { FlowKind::Direct },
+                addr,
+                port,
+                cgroup,
+            );
             if log {
                 info!(ctx, "netns {} connect {:i}:{} direct", netns, addr.octets(), port.0);
             }

@@ -14,6 +14,7 @@ use tokio::task::{JoinSet, LocalSet};
 use tokio::time::{sleep, timeout};
 
 use super::accept::accept_all;
+use super::standing::Standing;
 use super::{Dataplane, inbound, outbound};
 use crate::hbone::{HboneSettings, Pool};
 use crate::node::{LocalPod, PodListeners, PodServer};
@@ -28,6 +29,7 @@ pub(super) struct Worker {
     pub(super) pool: Rc<Pool>,
     pub(super) hbone: Rc<HboneSettings>,
     pub(super) rng: RefCell<fastrand::Rng>,
+    pub(super) standing: Standing,
 }
 
 enum Command {
@@ -116,6 +118,7 @@ async fn run(plane: Arc<Dataplane>, mut commands: mpsc::UnboundedReceiver<Comman
         plane,
         pool: Rc::default(),
         rng: RefCell::new(fastrand::Rng::new()),
+        standing: Standing::default(),
     });
     let mut pods: HashMap<Arc<str>, JoinSet<()>> = HashMap::new();
     let mut generations = worker.plane.mesh.subscribe();
@@ -151,6 +154,7 @@ async fn run(plane: Arc<Dataplane>, mut commands: mpsc::UnboundedReceiver<Comman
             Ok(()) = generations.changed() => {
                 let mesh = worker.plane.mesh.load();
                 worker.pool.retain_destinations(|uid| mesh.workload_by_uid(uid).is_some());
+                worker.standing.review(&mesh).await;
             }
             Ok(_) = draining.wait_for(|draining| *draining), if !drained => {
                 drained = true;

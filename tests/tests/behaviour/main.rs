@@ -6,6 +6,7 @@ mod world;
 
 mod abrupt_clients;
 mod bulk;
+mod bypass;
 mod ca_trouble;
 mod concurrency;
 mod connect_variants;
@@ -21,6 +22,7 @@ mod outside_mesh;
 mod own_ports;
 mod paths;
 mod policy;
+mod policy_change;
 mod refusal;
 mod reload;
 mod reset;
