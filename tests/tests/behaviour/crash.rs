@@ -134,7 +134,7 @@ fn a_connection_that_was_open_when_the_proxy_died_ends() {
             let mut stream = net::connect(to)?;
             std::io::Write::write_all(&mut stream, b"here")?;
             stage.reached(net::read_text(&mut stream, 4)?)?;
-            Ok(net::read_to_end(&mut stream))
+            Ok(net::read_to_end(&stream))
         })
         .unwrap();
     bed.node("n1").kill();
