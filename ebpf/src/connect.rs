@@ -24,7 +24,7 @@ use aya_log_ebpf::info;
 
 use crate::context::{read_addr, write_addr};
 use crate::direct;
-use crate::maps::{ADDRS, PODS, clear_socket_flow, known, new_socket_flow};
+use crate::maps::{ADDRS, PODS, PROXIES, clear_socket_flow, known, new_socket_flow};
 
 /// The hook's answers.
 const ALLOW: i32 = 1;
@@ -74,7 +74,7 @@ fn steer<const ONLY_V4: bool>(
     let cgroup = unsafe { bpf_get_current_cgroup_id() };
     let facts = ConnectFacts {
         destination: addr,
-        by_proxy: cgroup == pod.proxy_cgroup,
+        by_proxy: PROXIES.get_ptr(cgroup).is_some(),
         to_other_own_address: pod.flags.has(PodFlags::MORE_ADDRESSES)
             && ADDRS.get_ptr(AddrKey { netns, addr }).is_some(),
     };

@@ -12,6 +12,7 @@ mod signal;
 mod socket;
 mod uring;
 
+pub use bpf::detach_pinned_link;
 pub(crate) use bpf::{ProgramTime, attached_programs, count_program_time, program_time};
 pub use privileged::{
     attach_connect4, detach_connect4, keep_capabilities, load_allow_all, open_some_link, pass_socket, take_socket,

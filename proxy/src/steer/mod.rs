@@ -1,8 +1,11 @@
 //! The user-space half of the kernel programs: load, attach, verify, and the maps.
 //!
 //! The cgroup programs are loaded once and attached to the cgroup that holds all pods. The socket lookup has an
-//! instance for each enrolled pod, told by constants which pod it is; all share the maps.
+//! instance for each enrolled pod, told by constants which pod it is; all share the maps. Maps and links are pinned:
+//! they outlive the process, and the next one adopts them.
 
+mod adopt;
+mod attach;
 mod cgroup;
 mod destroy;
 mod direct;
@@ -10,31 +13,38 @@ mod error;
 mod flows;
 mod log;
 mod object;
+mod pins;
 mod pod;
 mod probe;
+mod proxies;
+mod repair;
 mod sys;
 mod verdicts;
 
-use std::fs::File;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use aya_obj::generated::{bpf_attach_type, bpf_prog_type};
 
+pub use attach::Prepared;
 pub use cgroup::{cgroup_id, own_cgroup_id};
 pub use destroy::{OpenSocket, SockDiag};
 pub use direct::{DirectEnds, Losses, OpenDirect};
 pub use error::SteerError;
 pub use flows::{Clients, Flows, OriginalDst, command};
 pub use log::{LogScope, ProgramLog, forward_logs};
-pub use pod::{PodAttachment, PodSteering};
+pub use pins::uninstall;
+pub use pod::{ListenerFds, PodPlace, PodSteering};
+pub use repair::Repairs;
 pub use sys::monotonic_ns;
 pub use verdicts::{VerdictMaps, range};
 
+use attach::CgroupPrograms;
 use object::{Object, ProgramSpec, Template};
-use pod::Slots;
+use pins::Pins;
+use pod::HeldPods;
 use verdicts::SourceNumbers;
 
 /// The cgroup programs, in the order in which they are attached: what a capture needs is there before anything is
@@ -71,24 +81,28 @@ const fn sock_addr(name: &'static str, attach: bpf_attach_type) -> ProgramSpec {
 pub struct SteerSettings {
     /// The cgroup v2 directory below which all pods' cgroups lie.
     pub pods_cgroup: PathBuf,
+    /// The folder of a bpffs in which maps and links are pinned.
+    pub bpf_dir: PathBuf,
     /// For which pods the programs log their decisions.
     pub log: LogScope,
 }
 
-/// The programs in their place. Dropping this detaches them; pods are then as without Adit.
+/// The programs in their place. They stay there when this is dropped: pods that are enrolled are steered to nobody then,
+/// until another process adopts them.
 pub struct Steering {
-    /// The cgroup programs' links, in the order in which they are detached: nothing is captured any more before the
-    /// rest goes.
-    _links: Vec<OwnedFd>,
+    programs: CgroupPrograms,
+    /// The cgroup programs' links, in the order of [`CGROUP_PROGRAMS`].
+    links: Mutex<Vec<OwnedFd>>,
     lookup: Mutex<Template>,
     maps: Arc<Maps>,
-    slots: Arc<Slots>,
+    /// None in a self-test that is to touch nothing.
+    pins: Option<Pins>,
+    pods: Mutex<HeldPods>,
     sources: SourceNumbers,
     log: LogScope,
     log_taken: AtomicBool,
     /// The id of a program that logs.
     logging_program: u32,
-    proxy_cgroup: u64,
 }
 
 /// The maps' descriptors.
@@ -98,6 +112,7 @@ pub(crate) struct Maps {
     flows: Arc<OwnedFd>,
     clients: Arc<OwnedFd>,
     listeners: OwnedFd,
+    proxies: OwnedFd,
     destinations: OwnedFd,
     ranges: OwnedFd,
     verdicts: OwnedFd,
@@ -107,37 +122,6 @@ pub(crate) struct Maps {
 }
 
 impl Steering {
-    /// Loads the programs, attaches them and verifies where they are. What the kernel lacks is found out where it
-    /// refuses something.
-    pub fn start(settings: &SteerSettings) -> Result<Self, SteerError> {
-        let proxy_cgroup = own_cgroup_id()?;
-        let cgroup = File::open(&settings.pods_cgroup).map_err(|error| SteerError::Cgroup {
-            path: settings.pods_cgroup.clone(),
-            error,
-        })?;
-        let intended = cgroup_id(&settings.pods_cgroup)?;
-
-        let object = Object::open(&settings.log)?;
-        let mut links = Vec::with_capacity(CGROUP_PROGRAMS.len());
-        let mut logging_program = 0;
-        for program in CGROUP_PROGRAMS {
-            let (link, id) = attach(&object, program, &cgroup, intended)?;
-            links.insert(0, link);
-            logging_program = id;
-        }
-        Ok(Self {
-            _links: links,
-            maps: Arc::new(Maps::of(&object)?),
-            lookup: Mutex::new(object.into_template(SK_LOOKUP)?),
-            slots: Arc::new(Slots::default()),
-            sources: SourceNumbers::default(),
-            log: settings.log.clone(),
-            log_taken: AtomicBool::new(false),
-            logging_program,
-            proxy_cgroup,
-        })
-    }
-
     /// Where captured connections' true destinations are found.
     pub fn flows(&self) -> Flows {
         Flows::new(Arc::clone(&self.maps.flows))
@@ -180,6 +164,7 @@ impl Maps {
             flows: Arc::new(object.map("adit_flows")?),
             clients: Arc::new(object.map("adit_clients")?),
             listeners: object.map("adit_listeners")?,
+            proxies: object.map("adit_proxies")?,
             destinations: object.map("adit_destinations")?,
             ranges: object.map("adit_ranges")?,
             verdicts: object.map("adit_verdicts")?,
@@ -190,29 +175,8 @@ impl Maps {
     }
 }
 
-/// Loads a cgroup program and attaches it. Gives the link and the program's id.
-fn attach(object: &Object, program: ProgramSpec, cgroup: &File, intended: u64) -> Result<(OwnedFd, u32), SteerError> {
-    let loaded = object.load(program)?;
-    let failed = |error| SteerError::Attach {
-        program: program.name,
-        target: "the pods' cgroup",
-        error,
-    };
-    let link = sys::link(loaded.as_fd(), cgroup.as_fd(), program.attach).map_err(failed)?;
-    // That the link is where it should be: links have been seen on a cgroup that was dying.
-    let (actual, id) = sys::cgroup_link(link.as_fd()).map_err(failed)?;
-    if actual != intended {
-        return Err(SteerError::Misattached {
-            program: program.name,
-            actual,
-            intended,
-        });
-    }
-    Ok((link, id))
-}
-
 /// Whether `path` lies on a cgroup v2 file system.
-fn is_cgroup2(path: &Path) -> std::io::Result<bool> {
+pub(crate) fn is_cgroup2(path: &Path) -> std::io::Result<bool> {
     let stat = nix::sys::statfs::statfs(path)?;
     Ok(stat.filesystem_type() == nix::sys::statfs::CGROUP2_SUPER_MAGIC)
 }
