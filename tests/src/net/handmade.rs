@@ -87,7 +87,8 @@ impl Handmade {
                 _ => None,
             };
             if packet.sequence == self.expected {
-                self.expected = self.expected.wrapping_add(u32::try_from(packet.payload.len())?);
+                let fin = u32::from(ending == Some(Ending::Fin));
+                self.expected = self.expected.wrapping_add(u32::try_from(packet.payload.len())? + fin);
                 heard.extend(packet.payload);
                 self.send(ACK, b"")?;
             }

@@ -8,7 +8,7 @@ use adit_tests::net::{self, Ending, read_text};
 
 use crate::world::{LONG, PORT, SOON, world};
 
-/// A server for one connection that says what it saw: how it ended, and how many milliseconds after `start`.
+/// A server for one connection that gives back the first word, and then says what more it saw.
 fn one(server: &Pod, port: u16) -> Running<(String, Ending)> {
     let serve = move |stage: &Stage| {
         net::serve_one(stage, ("::", port), |mut stream, _| {
@@ -67,6 +67,17 @@ fn forbid(bed: &Bed, rules: &str) {
     );
     bed.update(|mesh| mesh.policies.push(policy)).unwrap();
 }
+
+/// Depends on addresses, so that the proxy decides on each connection, and carries it, and not the kernel.
+const BY_ADDRESS: &str = "
+    name: by-address
+    namespace: shop
+    scope: namespace
+    action: deny
+    rules:
+      - from:
+          - ipBlocks: [192.0.2.0/24]
+";
 
 const OTHER_PORT: u16 = PORT + 1;
 
@@ -128,7 +139,7 @@ fn an_open_stream_of_a_tunnel_is_reset_and_others_of_other_pods_go_on() {
 
 #[test]
 fn an_open_plaintext_connection_is_reset_and_tunnels_go_on() {
-    let bed = world("change plain").start().unwrap();
+    let bed = world("change plain").policy(BY_ADDRESS).start().unwrap();
     let rules = "notPrincipals: ['*']";
     let line = ends_only_what_is_forbidden(&bed, ["outsider", "client", "server"], rules);
     assert_eq!(
@@ -140,9 +151,10 @@ fn an_open_plaintext_connection_is_reset_and_tunnels_go_on() {
 
 #[test]
 fn an_open_connection_within_the_node_is_reset() {
-    let bed = world("change local").start().unwrap();
+    let bed = world("change local").policy(BY_ADDRESS).start().unwrap();
     let rules = "serviceAccounts: [client]";
-    ends_only_what_is_forbidden(&bed, ["client", "outsider", "neighbour"], rules);
+    let line = ends_only_what_is_forbidden(&bed, ["client", "outsider", "neighbour"], rules);
+    assert_eq!(line.get("path"), "local", "{line:?}");
 }
 
 #[test]

@@ -33,7 +33,7 @@ fn ask_by_hand(client: &Pod, wire: Wire, source: u16, to: &Pod, text: &str) -> O
         .ok()
 }
 
-fn plain_line(bed: &Bed, server: &Pod, source: SocketAddr) -> AccessLine {
+fn strangers_line(bed: &Bed, server: &Pod, source: SocketAddr) -> AccessLine {
     let (workload, source) = (server.workload(), source.to_string());
     let wanted = |line: &AccessLine| line.has(&[("destination.workload", &workload), ("source.addr", &source)]);
     let line = bed
@@ -42,7 +42,7 @@ fn plain_line(bed: &Bed, server: &Pod, source: SocketAddr) -> AccessLine {
         .unwrap();
     assert_eq!(
         (line.get("path"), line.get("source.identity")),
-        ("plain", ""),
+        ("direct", ""),
         "{line:?}"
     );
     line
@@ -69,9 +69,8 @@ fn handmade_packets_are_refused_where_an_identity_is_asked_for() {
         for wire in ways(client, server) {
             source += 1;
             let heard = ask_by_hand(client, wire, source, server, "by hand");
-            let (text, ending) = heard.unwrap_or_else(|| panic!("{wire:?} to {}: no handshake", server.name()));
-            assert_eq!((text.as_str(), ending), ("", Ending::RESET), "{wire:?}");
-            let line = plain_line(&bed, server, client.at(source));
+            assert_eq!(heard, None, "{wire:?} to {}: hands were shaken", server.name());
+            let line = strangers_line(&bed, server, client.at(source));
             assert_eq!(line.get("how"), "policy", "{line:?}");
         }
     }
@@ -86,7 +85,7 @@ fn handmade_packets_to_a_pod_open_to_all_arrive_in_plaintext_and_without_identit
     let capture = bed.capture_link().unwrap();
     let heard = ask_by_hand(client, Wire::Raw, 5_561, server, "by hand, in plaintext").unwrap();
     assert_eq!(heard, ("by hand, in plaintext".to_owned(), Ending::Fin));
-    plain_line(&bed, server, client.at(5_561));
+    strangers_line(&bed, server, client.at(5_561));
     // What the kernel leaves no choice about.
     assert!(capture.contains("by hand, in plaintext"));
 }
