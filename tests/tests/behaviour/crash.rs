@@ -62,7 +62,10 @@ fn assert_closed(bed: &Bed, capture: &Capture) {
     for to in [server.at(PORT), server.at6(PORT)] {
         assert_refused(client, to);
         let attempt = client.run(|| net::ask(to, MARKER));
-        assert!(attempt.as_ref().map_or(true, |seen| seen.text.is_empty()), "{attempt:?}");
+        assert!(
+            attempt.as_ref().map_or(true, |seen| seen.text.is_empty()),
+            "{attempt:?}"
+        );
     }
     for to in [client.at(PORT), client.at6(PORT)] {
         let attempt = server.run(|| net::attempt(to)).unwrap();
