@@ -30,6 +30,8 @@ pub enum Cached {
     Deny = 2,
     /// The verdicts by source and port say.
     Table = 3,
+    /// A service's virtual address: what is known of the endpoint that is chosen says.
+    Service = 4,
 }
 
 impl Cached {
@@ -40,6 +42,7 @@ impl Cached {
             1 => Self::Allow,
             2 => Self::Deny,
             3 => Self::Table,
+            4 => Self::Service,
             _ => Self::Ask,
         }
     }
@@ -96,7 +99,7 @@ pub fn cached(
             };
             let found = lookup(&key(port.0.into())).or_else(|| lookup(&key(ANY_PORT.into())));
             match Cached::from_u32(found.unwrap_or_default()) {
-                Cached::Table => Cached::Ask,
+                Cached::Table | Cached::Service => Cached::Ask,
                 verdict => verdict,
             }
         }
@@ -120,7 +123,7 @@ pub enum DirectKind {
 pub struct Direct {
     /// The address of the side that connects.
     pub client: Addr,
-    /// The address of the side that accepts.
+    /// The address of the side that accepts; none where a service led nowhere.
     pub server: Addr,
     /// The address that the client dialled: the server's, or a service's.
     pub dialled: Addr,
@@ -252,7 +255,7 @@ mod tests {
 
     #[test]
     fn a_destination_that_answers_all_alike_needs_no_table() {
-        for verdict in [Cached::Ask, Cached::Allow, Cached::Deny] {
+        for verdict in [Cached::Ask, Cached::Allow, Cached::Deny, Cached::Service] {
             let destination = Destination {
                 verdict: verdict as u32,
                 ..Destination::default()

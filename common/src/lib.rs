@@ -9,6 +9,7 @@ mod addr;
 mod decide;
 mod direct;
 mod maps;
+mod services;
 
 pub use addr::{Addr, HostPort};
 pub use decide::{
@@ -22,4 +23,8 @@ pub use direct::{
 pub use maps::{
     AddrKey, COMMAND_LEN, Flow, FlowKey, FlowKind, LISTENERS_PER_POD, Listener, MAX_CLIENTS, MAX_FLOWS, MAX_PODS, Pod,
     PodFlags, listener_index,
+};
+pub use services::{
+    Choice, Endpoint, EndpointKey, EndpointList, MAX_ENDPOINTS, MAX_ENDPOINTS_OF_PORT, MAX_SERVICES, ServiceKey, choose,
+    through,
 };

@@ -4,9 +4,9 @@ use core::ffi::c_void;
 use core::ptr;
 
 use adit_common::{
-    Addr, AddrKey, COUNTERS, Cached, Counter, Destination, Direct, DirectEnd, EVENTS_LEN, Flow, FlowKey,
-    LISTENERS_PER_POD, MAX_CLIENTS, MAX_DESTINATIONS, MAX_DIRECT, MAX_FLOWS, MAX_PODS, MAX_RANGES, MAX_VERDICTS, Pod,
-    VerdictKey,
+    Addr, AddrKey, COUNTERS, Cached, Counter, Destination, Direct, DirectEnd, EVENTS_LEN, Endpoint, EndpointKey,
+    EndpointList, Flow, FlowKey, LISTENERS_PER_POD, MAX_CLIENTS, MAX_DESTINATIONS, MAX_DIRECT, MAX_ENDPOINTS,
+    MAX_FLOWS, MAX_PODS, MAX_RANGES, MAX_SERVICES, MAX_VERDICTS, Pod, ServiceKey, VerdictKey,
 };
 use aya_ebpf::bindings::{BPF_F_NO_PREALLOC, BPF_SK_STORAGE_GET_F_CREATE, bpf_sock};
 use aya_ebpf::btf_maps::lpm_trie::Key;
@@ -48,6 +48,14 @@ pub static RANGES: LpmTrie<Addr, u32, { MAX_RANGES as usize }> = LpmTrie::new();
 /// The verdicts on connections within the node, and on peers without identity.
 #[btf_map(name = "adit_verdicts")]
 pub static VERDICTS: HashMap<VerdictKey, u32, { MAX_VERDICTS as usize }, GROWS> = HashMap::new();
+
+/// The endpoints that ports of virtual addresses lead to at present.
+#[btf_map(name = "adit_services")]
+pub static SERVICES: HashMap<ServiceKey, EndpointList, { MAX_SERVICES as usize }, GROWS> = HashMap::new();
+
+/// The endpoints in their lists. A list is written before it is named, and goes when it has not been named for long.
+#[btf_map(name = "adit_endpoints")]
+pub static ENDPOINTS: HashMap<EndpointKey, Endpoint, { MAX_ENDPOINTS as usize }, GROWS> = HashMap::new();
 
 /// The open direct connections, by their socket's cookie.
 #[btf_map(name = "adit_direct")]

@@ -111,7 +111,7 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
     });
     let keeper = Keeper {
         enrolment,
-        verdicts: Verdicts::take_over(steering.verdicts())?,
+        verdicts: Verdicts::take_over(steering.verdicts(), steering.services())?,
         direct: Arc::clone(&direct),
         mesh: mesh.clone(),
         pods: pods.clone(),

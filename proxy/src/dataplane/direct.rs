@@ -92,6 +92,10 @@ impl DirectConnections {
         let Some(connection) = connection else { return };
         let (by, phase, how) = match (forbidden, end.state) {
             (Some(rule), _) => (Party::Proxy, Phase::Relay, How::Policy(rule)),
+            (None, state::REFUSED) if end.direct.server.is_none() => {
+                let why = "the service has no endpoint that can be used".to_owned();
+                (Party::Proxy, Phase::Decide, How::Refused(why))
+            }
             (None, state::REFUSED) => {
                 let rule = forbidding_rule(&mesh, &connection);
                 let rule = rule.unwrap_or_else(|| "by a policy that has changed since".to_owned());
@@ -201,7 +205,9 @@ impl DirectConnections {
     /// What is known of one. None where its pod is not known.
     fn connection(&self, state: &State, mesh: &Mesh, direct: &Direct) -> Option<Connection> {
         let (workload, identity) = state.pods.get(&direct.netns)?;
+        let dialled = socket(direct.dialled, direct.dialled_port);
         let (client, server) = ends(direct);
+        let server = if direct.server.is_none() { dialled } else { server };
         let client = (client.port() != 0).then_some(client);
         let own = |addr| Peer {
             addr,
@@ -221,7 +227,6 @@ impl DirectConnections {
             workload: other_workload,
         };
         let age = Duration::from_nanos(monotonic_ns().saturating_sub(direct.opened));
-        let dialled = socket(direct.dialled, direct.dialled_port);
         Some(Connection {
             id: self.plane.next_id(),
             opened: SystemTime::now() - age,

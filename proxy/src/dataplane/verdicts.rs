@@ -7,10 +7,12 @@ use adit_common::{ANY_PORT, Addr, Cached, Destination, NOBODY, Range, VerdictKey
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::identity::SpiffeId;
-use crate::mesh::{Mesh, Protocol, SameNode, Workload};
+use crate::mesh::{Mesh, Place, Protocol, SameNode, Workload};
 use crate::node::{LocalPod, LocalPods};
 use crate::policy::{self, compile};
-use crate::steer::{SteerError, VerdictMaps, range};
+use crate::steer::{ServiceMaps, SteerError, VerdictMaps, range};
+
+use super::services::{self, Lists, Services};
 
 /// The most ports of one destination whose verdicts are told apart; beyond that they are asked.
 const MAX_PORTS: usize = 64;
@@ -19,6 +21,7 @@ const MAX_PORTS: usize = 64;
 pub struct Verdicts {
     maps: VerdictMaps,
     told: Told,
+    services: Services,
 }
 
 /// What the kernel holds.
@@ -35,7 +38,7 @@ type Table = BTreeMap<(u32, u16), Cached>;
 
 impl Verdicts {
     /// Takes over what the kernel holds already: until the first [`Verdicts::publish`] everything is asked.
-    pub fn take_over(maps: VerdictMaps) -> Result<Self, SteerError> {
+    pub fn take_over(maps: VerdictMaps, services: ServiceMaps) -> Result<Self, SteerError> {
         let mut told = Told {
             destinations: maps.destinations()?,
             ..Told::default()
@@ -50,7 +53,11 @@ impl Verdicts {
         for (range, verdict) in maps.ranges()? {
             told.ranges.insert(range, Cached::from_u32(verdict));
         }
-        Ok(Self { maps, told })
+        Ok(Self {
+            maps,
+            told,
+            services: Services::take_over(services)?,
+        })
     }
 
     /// Tells the kernel what follows from the mesh for the enrolled pods. What becomes different is asked while it
@@ -58,7 +65,8 @@ impl Verdicts {
     pub fn publish(&mut self, mesh: &Mesh, pods: &LocalPods) -> Result<(), SteerError> {
         let all = pods.all();
         let enrolled: Vec<Enrolled<'_>> = all.values().map(|pod| Enrolled::of(pod)).collect();
-        let mut wanted = wanted(mesh, &enrolled);
+        let (mut wanted, lists) = wanted(mesh, &enrolled);
+        self.withdraw_services(&wanted, &lists)?;
         self.withdraw(&wanted)?;
         self.tell_ranges(&wanted.ranges)?;
         for slot in self.tell_tables(&wanted.tables)? {
@@ -66,10 +74,37 @@ impl Verdicts {
                 destination.verdict = Cached::Ask as u32;
             }
         }
+        // Services last: what is known of their endpoints is there when these are named.
+        let leads_to_list = |destination: &Destination| destination.verdict == Cached::Service as u32;
+        for (addr, destination) in &wanted.destinations {
+            if !leads_to_list(destination) {
+                self.set_destination(*addr, *destination)?;
+            }
+        }
+        self.services.tell(lists)?;
         for (addr, destination) in wanted.destinations {
-            if self.told.destinations.get(&addr) != Some(&destination) {
-                self.maps.set_destination(addr, destination)?;
-                self.told.destinations.insert(addr, destination);
+            self.set_destination(addr, destination)?;
+        }
+        Ok(())
+    }
+
+    fn set_destination(&mut self, addr: Addr, destination: Destination) -> Result<(), SteerError> {
+        if self.told.destinations.get(&addr) != Some(&destination) {
+            self.maps.set_destination(addr, destination)?;
+            self.told.destinations.insert(addr, destination);
+        }
+        Ok(())
+    }
+
+    /// Services whose endpoints are not to stay as they are take the proxy while they change: nobody is sent to an
+    /// endpoint of which no more is known than of a stranger.
+    fn withdraw_services(&mut self, wanted: &Told, lists: &Lists) -> Result<(), SteerError> {
+        let changing = self.services.changing(lists);
+        for (addr, told) in &mut self.told.destinations {
+            let stays = wanted.destinations.get(addr) == Some(told) && !changing.contains(addr);
+            if told.verdict == Cached::Service as u32 && !stays {
+                told.verdict = Cached::Ask as u32;
+                self.maps.set_destination(*addr, *told)?;
             }
         }
         Ok(())
@@ -194,8 +229,8 @@ impl<'a> Enrolled<'a> {
     }
 }
 
-/// What the kernel is to hold.
-fn wanted(mesh: &Mesh, enrolled: &[Enrolled<'_>]) -> Told {
+/// What the kernel is to hold, and the lists of services' endpoints.
+fn wanted(mesh: &Mesh, enrolled: &[Enrolled<'_>]) -> (Told, Lists) {
     let mut wanted = Told {
         ranges: ranges(mesh.cluster_ranges()),
         ..Told::default()
@@ -221,10 +256,9 @@ fn wanted(mesh: &Mesh, enrolled: &[Enrolled<'_>]) -> Told {
             }
         }
     }
-    for service in mesh.services() {
-        for ip in &service.addresses {
-            wanted.destinations.insert((*ip).into(), elsewhere(Cached::Ask));
-        }
+    let services = services::wanted(mesh, place(mesh, enrolled).as_ref());
+    for (addr, verdict) in services.addresses {
+        wanted.destinations.insert(addr, elsewhere(verdict));
     }
     let mut sources: Vec<(u32, Option<&SpiffeId>)> =
         enrolled.iter().map(|pod| (pod.source, Some(pod.identity))).collect();
@@ -251,7 +285,18 @@ fn wanted(mesh: &Mesh, enrolled: &[Enrolled<'_>]) -> Told {
             wanted.tables.insert(pod.slot, table);
         }
     }
-    wanted
+    (wanted, services.lists)
+}
+
+/// Where this node's pods are. None where there are none, or the mesh has them at different places.
+fn place<'a>(mesh: &'a Mesh, enrolled: &[Enrolled<'a>]) -> Option<Place<'a>> {
+    let current = |pod: &Enrolled<'a>| {
+        let workload = mesh.workload_by_uid(&pod.workload.uid);
+        Place::of(workload.map_or(pod.workload, |workload| &**workload))
+    };
+    let mut places = enrolled.iter().map(current);
+    let first = places.next()?;
+    places.all(|place| place == first).then_some(first)
 }
 
 /// The verdicts on connections to one pod.

@@ -82,6 +82,14 @@ pub enum SteerError {
         /// What the kernel says.
         error: io::Error,
     },
+    /// A port of a service has more endpoints than a list holds.
+    #[error("{count} endpoints of one port, the most that the kernel chooses from is {most}")]
+    TooManyEndpoints {
+        /// How many it has.
+        count: usize,
+        /// How many there may be.
+        most: usize,
+    },
     /// Another pod is enrolled in the network namespace.
     #[error("its network namespace is that of another enrolled pod; two pods cannot share one")]
     NetnsTaken,

@@ -12,6 +12,7 @@ mod log;
 mod object;
 mod pod;
 mod probe;
+mod services;
 mod sys;
 mod verdicts;
 
@@ -30,6 +31,7 @@ pub use error::SteerError;
 pub use flows::{Clients, Flows, OriginalDst, command};
 pub use log::{LogScope, ProgramLog, forward_logs};
 pub use pod::{PodAttachment, PodSteering};
+pub use services::ServiceMaps;
 pub use sys::monotonic_ns;
 pub use verdicts::{VerdictMaps, range};
 
@@ -101,6 +103,8 @@ pub(crate) struct Maps {
     destinations: OwnedFd,
     ranges: OwnedFd,
     verdicts: OwnedFd,
+    services: OwnedFd,
+    endpoints: OwnedFd,
     direct: OwnedFd,
     events: OwnedFd,
     counters: OwnedFd,
@@ -153,6 +157,11 @@ impl Steering {
         VerdictMaps::new(Arc::clone(&self.maps))
     }
 
+    /// Where the kernel is told the endpoints of services.
+    pub fn services(&self) -> ServiceMaps {
+        ServiceMaps::new(Arc::clone(&self.maps))
+    }
+
     /// The direct connections that are open.
     pub fn open_direct(&self) -> OpenDirect {
         OpenDirect::new(Arc::clone(&self.maps))
@@ -183,6 +192,8 @@ impl Maps {
             destinations: object.map("adit_destinations")?,
             ranges: object.map("adit_ranges")?,
             verdicts: object.map("adit_verdicts")?,
+            services: object.map("adit_services")?,
+            endpoints: object.map("adit_endpoints")?,
             direct: object.map("adit_direct")?,
             events: object.map("adit_events")?,
             counters: object.map("adit_counters")?,

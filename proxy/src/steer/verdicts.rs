@@ -93,7 +93,7 @@ impl SourceNumbers {
     }
 }
 
-fn at(doing: &'static str) -> impl Fn(std::io::Error) -> SteerError {
+pub(super) fn at(doing: &'static str) -> impl Fn(std::io::Error) -> SteerError {
     move |error| SteerError::Map { doing, error }
 }
 
