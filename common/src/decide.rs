@@ -242,7 +242,11 @@ mod tests {
         for (destination, known, verdict) in [
             ("10.0.0.9", Some(Cached::Allow), ConnectVerdict::Direct),
             ("10.0.0.9", Some(Cached::Deny), ConnectVerdict::Refuse(Refusal::Policy)),
-            ("10.0.0.9", Some(Cached::Table), ConnectVerdict::Capture(addr("10.0.0.5"))),
+            (
+                "10.0.0.9",
+                Some(Cached::Table),
+                ConnectVerdict::Capture(addr("10.0.0.5")),
+            ),
             ("10.0.0.9", None, ConnectVerdict::Refuse(Refusal::NoEndpoint)),
             ("10.0.0.5", Some(Cached::Deny), ConnectVerdict::Pass),
             ("127.0.0.1", Some(Cached::Deny), ConnectVerdict::Pass),

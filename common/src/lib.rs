@@ -25,6 +25,6 @@ pub use maps::{
     PodFlags, listener_index,
 };
 pub use services::{
-    Choice, Endpoint, EndpointKey, EndpointList, MAX_ENDPOINTS, MAX_ENDPOINTS_OF_PORT, MAX_SERVICES, ServiceKey, choose,
-    through,
+    Choice, Endpoint, EndpointKey, EndpointList, MAX_ENDPOINTS, MAX_ENDPOINTS_OF_PORT, MAX_SERVICES, ServiceKey,
+    choose, through,
 };

@@ -16,7 +16,8 @@ use aya_ebpf::bindings::{
 };
 use aya_ebpf::helpers::bpf_get_current_pid_tgid;
 use aya_ebpf::helpers::generated::{
-    bpf_get_current_cgroup_id, bpf_get_current_comm, bpf_get_netns_cookie, bpf_set_retval, bpf_sk_release, bpf_skc_lookup_tcp,
+    bpf_get_current_cgroup_id, bpf_get_current_comm, bpf_get_netns_cookie, bpf_set_retval, bpf_sk_release,
+    bpf_skc_lookup_tcp,
 };
 use aya_ebpf::macros::cgroup_sock_addr;
 use aya_ebpf::programs::SockAddrContext;
@@ -84,7 +85,7 @@ fn steer<const ONLY_V4: bool>(
     let port = HostPort::from_be16(address.user_port as u16);
     // SAFETY: a read of the union's only meaningful member in this program type.
     let sk = unsafe { address.__bindgen_anon_1.sk };
-    let mut chosen: Option<&Endpoint> = None;
+    let mut chosen: Option<Endpoint> = None;
     let known = || match known_to(pod, &addr, port) {
         Cached::Service => match services::endpoint(&addr, port) {
             Chosen::Ask => Some(Cached::Ask),
@@ -112,7 +113,7 @@ fn steer<const ONLY_V4: bool>(
             let Some(flow) = (unsafe { new_socket_flow(sk) }) else {
                 return refuse(ctx, log, netns, addr, port, Refusal::NoMemory);
             };
-            describe(flow, FlowKind::Direct, addr, port, chosen, cgroup);
+            describe(flow, FlowKind::Direct, addr, port, chosen.as_ref(), cgroup);
             if let Some(endpoint) = chosen {
                 rewrite(address, endpoint.addr);
                 address.user_port = endpoint.port.to_be16().into();
@@ -139,7 +140,7 @@ fn steer<const ONLY_V4: bool>(
             let Some(flow) = (unsafe { new_socket_flow(sk) }) else {
                 return refuse(ctx, log, netns, addr, port, Refusal::NoMemory);
             };
-            describe(flow, FlowKind::Captured, addr, port, chosen, cgroup);
+            describe(flow, FlowKind::Captured, addr, port, chosen.as_ref(), cgroup);
             rewrite(address, to);
             address.user_port = rewritten.to_be16().into();
             if log {
@@ -186,14 +187,7 @@ fn known_to(pod: &Pod, addr: &Addr, port: HostPort) -> Cached {
 
 /// Fills in what was dialled, the endpoint that was chosen, and the author. In place: the stack has little room.
 #[inline(always)]
-fn describe(
-    flow: &mut Flow,
-    kind: FlowKind,
-    addr: Addr,
-    port: HostPort,
-    endpoint: Option<&Endpoint>,
-    cgroup: u64,
-) {
+fn describe(flow: &mut Flow, kind: FlowKind, addr: Addr, port: HostPort, endpoint: Option<&Endpoint>, cgroup: u64) {
     flow.endpoint.addr = endpoint.map_or(Addr::default(), |endpoint| endpoint.addr);
     flow.endpoint.port = endpoint.map_or(HostPort(0), |endpoint| endpoint.port);
     flow.addr = addr;

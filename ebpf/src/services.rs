@@ -3,21 +3,22 @@
 use adit_common::{Addr, Choice, Endpoint, HostPort, ServiceKey, choose};
 use aya_ebpf::helpers::bpf_get_prandom_u32;
 
+use crate::context::read_addr;
 use crate::maps::{ENDPOINTS, SERVICES};
 
 /// Where a connection to a service goes.
-pub enum Chosen<'a> {
+pub enum Chosen {
     /// The proxy chooses.
     Ask,
     /// Nowhere.
     Nowhere,
     /// There.
-    Endpoint(&'a Endpoint),
+    Endpoint(Endpoint),
 }
 
 /// Chooses an endpoint of the service at a virtual address.
 #[inline(always)]
-pub fn endpoint<'a>(addr: &Addr, port: HostPort) -> Chosen<'a> {
+pub fn endpoint(addr: &Addr, port: HostPort) -> Chosen {
     let service = ServiceKey::new(*addr, port);
     // SAFETY: a helper without arguments.
     let random = unsafe { bpf_get_prandom_u32() };
@@ -26,9 +27,13 @@ pub fn endpoint<'a>(addr: &Addr, port: HostPort) -> Chosen<'a> {
     match choose(&service, list, random) {
         Choice::Ask => Chosen::Ask,
         Choice::Nowhere => Chosen::Nowhere,
-        // SAFETY: an endpoint never changes while it is there, and stays long after its list was last named.
-        Choice::Place(place) => match unsafe { ENDPOINTS.get(place) } {
-            Some(endpoint) => Chosen::Endpoint(endpoint),
+        Choice::Place(place) => match ENDPOINTS.get_ptr(place) {
+            // SAFETY: an endpoint never changes while it is there, and stays long after its list was last named. Read
+            // once, so that what is decided on is what is connected to.
+            Some(endpoint) => unsafe {
+                let addr = read_addr(&raw const (*endpoint).addr.words);
+                Chosen::Endpoint(Endpoint::new(addr, (*endpoint).port))
+            },
             // The list has gone since it was read.
             None => Chosen::Ask,
         },

@@ -109,10 +109,7 @@ async fn establish(
     track.phase(Phase::Decide);
     let mut failure = ours(How::Refused("no endpoint".to_owned()));
     let targets = destinations(worker, &mesh, source, original.addr, track)?;
-    for (workload, addr) in chosen_first(targets, original.endpoint)
-        .into_iter()
-        .take(MAX_ENDPOINTS)
-    {
+    for (workload, addr) in chosen_first(targets, original.endpoint).into_iter().take(MAX_ENDPOINTS) {
         let attempt = attempt(worker, pod, &mesh, client, workload.as_ref(), addr, track).await;
         match attempt {
             Ok(next) => return Ok(next),

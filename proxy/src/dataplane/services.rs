@@ -81,8 +81,8 @@ fn lists<'a>(
 pub(super) struct Services {
     maps: ServiceMaps,
     told: HashMap<ServiceKey, Told>,
-    /// Lists that are not named any more, and since when.
-    retired: VecDeque<(Instant, ServiceKey, EndpointList)>,
+    /// The places of lists that are not named any more, and since when.
+    retired: VecDeque<(Instant, Vec<EndpointKey>)>,
     next_number: u32,
 }
 
@@ -94,12 +94,19 @@ struct Told {
 impl Services {
     /// Forgets what the kernel holds already. To be called when no address leads to a list.
     pub(super) fn take_over(maps: ServiceMaps) -> Result<Self, SteerError> {
-        maps.clear()?;
+        for service in maps.lists()?.into_keys() {
+            maps.remove_list(service)?;
+        }
+        let left: Vec<EndpointKey> = maps.endpoints()?.into_keys().collect();
         Ok(Self {
             maps,
             told: HashMap::new(),
-            retired: VecDeque::new(),
-            next_number: 0,
+            next_number: left
+                .iter()
+                .map(|key| key.list.wrapping_add(1))
+                .max()
+                .unwrap_or_default(),
+            retired: VecDeque::from([(Instant::now(), left)]),
         })
     }
 
@@ -181,16 +188,16 @@ impl Services {
 
     fn retire(&mut self, service: ServiceKey, list: EndpointList) {
         if list.count > 0 {
-            self.retired.push_back((Instant::now(), service, list));
+            self.retired.push_back((Instant::now(), keys(service, list).collect()));
         }
     }
 
     fn forget_retired(&mut self) -> Result<(), SteerError> {
-        while let Some((since, service, list)) = self.retired.front().copied()
+        while let Some((since, places)) = self.retired.front()
             && since.elapsed() >= GRACE
         {
-            for key in keys(service, list) {
-                self.maps.remove_endpoint(key)?;
+            for place in places {
+                self.maps.remove_endpoint(*place)?;
             }
             self.retired.pop_front();
         }

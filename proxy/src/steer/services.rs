@@ -1,5 +1,6 @@
 //! The endpoints of services, from which the kernel chooses.
 
+use std::collections::HashMap;
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
 
@@ -39,17 +40,13 @@ impl ServiceMaps {
         sys::delete(self.maps.endpoints.as_fd(), &key).map_err(at("removing an endpoint"))
     }
 
-    /// Forgets all services and endpoints.
-    pub fn clear(&self) -> Result<(), SteerError> {
-        let at = at("forgetting services");
-        let services = sys::entries::<ServiceKey, EndpointList>(self.maps.services.as_fd()).map_err(&at)?;
-        for service in services.into_keys() {
-            self.remove_list(service)?;
-        }
-        let endpoints = sys::entries::<EndpointKey, Endpoint>(self.maps.endpoints.as_fd()).map_err(&at)?;
-        for key in endpoints.into_keys() {
-            self.remove_endpoint(key)?;
-        }
-        Ok(())
+    /// The ports that the kernel knows.
+    pub fn lists(&self) -> Result<HashMap<ServiceKey, EndpointList>, SteerError> {
+        sys::entries(self.maps.services.as_fd()).map_err(at("reading services"))
+    }
+
+    /// The endpoints that the kernel knows.
+    pub fn endpoints(&self) -> Result<HashMap<EndpointKey, Endpoint>, SteerError> {
+        sys::entries(self.maps.endpoints.as_fd()).map_err(at("reading endpoints"))
     }
 }

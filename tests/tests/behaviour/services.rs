@@ -148,5 +148,8 @@ fn a_service_may_lead_within_and_outside_the_mesh() {
         })
         .collect();
     let way = |path: &str, pod: &str| (path.to_owned(), bed.pod(pod).at(PORT).to_string());
-    assert_eq!(ways, BTreeSet::from([way("direct", "outsider"), way("hbone", "server")]));
+    assert_eq!(
+        ways,
+        BTreeSet::from([way("direct", "outsider"), way("hbone", "server")])
+    );
 }

@@ -133,9 +133,7 @@ fn an_endpoint_on_another_node_is_handed_to_the_proxy() {
 #[test]
 fn an_endpoint_that_policy_denies_is_refused_and_the_others_are_not() {
     let bed = servers("denied endpoint", web(), &[("n1", "closed"), ("n1", "open")])
-        .policy(
-            "{name: closed, namespace: shop, scope: workload, selector: {app: closed}, action: deny, rules: [{}]}",
-        )
+        .policy("{name: closed, namespace: shop, scope: workload, selector: {app: closed}, action: deny, rules: [{}]}")
         .start()
         .unwrap();
     let _servers = ["closed", "open"].map(|pod| name(bed.pod(pod), PORT));
@@ -156,13 +154,9 @@ fn an_endpoint_that_policy_denies_is_refused_and_the_others_are_not() {
 
 #[test]
 fn a_service_that_leads_nowhere_refuses_within_connect() {
-    let bed = servers(
-        "nowhere",
-        web().distribution("SameNodeOnly"),
-        &[("n2", "far")],
-    )
-    .start()
-    .unwrap();
+    let bed = servers("nowhere", web().distribution("SameNodeOnly"), &[("n2", "far")])
+        .start()
+        .unwrap();
     let _server = echo(bed.pod("far"), PORT);
     let (client, service) = (bed.pod("client"), bed.service("shop/web"));
     for address in [service.at(80), service.at6(80)] {
@@ -177,7 +171,10 @@ fn a_service_that_leads_nowhere_refuses_within_connect() {
                 ("phase", "decide"),
                 ("service", "shop/web"),
                 ("closed_by", "proxy"),
-                ("detail", "the service has no endpoint that can be used"),
+                (
+                    "detail",
+                    "service web.shop.svc.cluster.local port 80: none of 1 endpoints can be used, 1 are ready",
+                ),
             ]),
             "{line:?}"
         );
