@@ -262,3 +262,17 @@ fn while_endpoints_change_nobody_reaches_another_service_or_nobody() {
         wait_for(&format!("{leaver} to be chosen no more"), SOON, gone).unwrap();
     }
 }
+
+#[test]
+fn the_programs_say_what_becomes_of_a_connect_where_they_are_asked_to() {
+    let bed = world("explained")
+        .service(ServiceSpec::new("shop/web").port(80, PORT).endpoint("neighbour"))
+        .node_argument("--bpf-log=all")
+        .start()
+        .unwrap();
+    let _server = echo(bed.pod("neighbour"), PORT);
+    let dialled = bed.service("shop/web").at(80);
+    ask(bed.pod("client"), dialled);
+    let said = format!("{dialled} direct");
+    bed.node("n1").wait_for_log(&said, SOON).unwrap();
+}
