@@ -9,6 +9,7 @@ mod addr;
 mod decide;
 mod direct;
 mod maps;
+mod startup;
 
 pub use addr::{Addr, HostPort};
 pub use decide::{
@@ -20,6 +21,7 @@ pub use direct::{
     MAX_DIRECT, MAX_RANGES, MAX_VERDICTS, NOBODY, Range, VerdictKey, cached,
 };
 pub use maps::{
-    AddrKey, COMMAND_LEN, Flow, FlowKey, FlowKind, LISTENERS_PER_POD, Listener, MAX_CLIENTS, MAX_FLOWS, MAX_PODS, Pod,
-    PodFlags, listener_index,
+    AddrKey, COMMAND_LEN, Config, Flow, FlowKey, FlowKind, LISTENERS_PER_POD, Listener, MAX_CLIENTS, MAX_FLOWS,
+    MAX_PODS, Pod, PodFlags, listener_index,
 };
+pub use startup::{MAX_OTHERS, STRANGERS_LEN, Startup, StartupVerdict, Stranger, not_enrolled};

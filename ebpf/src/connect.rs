@@ -25,13 +25,14 @@ use aya_log_ebpf::info;
 use crate::context::{read_addr, write_addr};
 use crate::direct;
 use crate::maps::{ADDRS, PODS, clear_socket_flow, known, new_socket_flow};
+use crate::startup;
 
 /// The hook's answers.
-const ALLOW: i32 = 1;
+pub const ALLOW: i32 = 1;
 /// The application sees `EPERM`.
-const REFUSE: i32 = 0;
+pub const REFUSE: i32 = 0;
 
-const IPPROTO_TCP: u32 = 6;
+pub const IPPROTO_TCP: u32 = 6;
 
 #[cgroup_sock_addr(connect4)]
 pub fn adit_connect4(ctx: SockAddrContext) -> i32 {
@@ -68,7 +69,7 @@ fn steer<const ONLY_V4: bool>(
     let netns = unsafe { bpf_get_netns_cookie(ctx.as_ptr()) };
     // SAFETY: entries are replaced as a whole when a pod changes; a torn read could only show a pod that is leaving.
     let Some(pod) = (unsafe { PODS.get(netns) }) else {
-        return ALLOW;
+        return startup::connect(netns, &addr);
     };
     // SAFETY: a helper without arguments.
     let cgroup = unsafe { bpf_get_current_cgroup_id() };
@@ -151,7 +152,7 @@ fn steer<const ONLY_V4: bool>(
 
 /// Fills in the destination and its author. In place: the stack has little room.
 #[inline(always)]
-fn describe(flow: &mut Flow, kind: FlowKind, addr: Addr, port: HostPort, cgroup: u64) {
+pub fn describe(flow: &mut Flow, kind: FlowKind, addr: Addr, port: HostPort, cgroup: u64) {
     flow.addr = addr;
     flow.port = port;
     flow.kind = kind as u16;

@@ -16,9 +16,11 @@ mod connect;
 mod context;
 mod direct;
 mod getpeername;
+mod kubelet;
 mod maps;
 mod sk_lookup;
 mod sock_ops;
+mod startup;
 
 #[cfg(not(test))]
 #[panic_handler]

@@ -96,12 +96,7 @@ pub fn adit_sk_lookup(ctx: SkLookupContext) -> u32 {
 #[inline(always)]
 fn announced(key: &FlowKey) -> Option<FlowKind> {
     // SAFETY: the field is written before the SYN, and not changed after.
-    let kind = unsafe { FLOWS.get(key)?.kind };
-    Some(if kind == FlowKind::Direct as u16 {
-        FlowKind::Direct
-    } else {
-        FlowKind::Captured
-    })
+    Some(FlowKind::from_u16(unsafe { FLOWS.get(key)?.kind }))
 }
 
 #[inline(always)]

@@ -8,10 +8,11 @@ use std::time::Instant;
 use anyhow::Context as _;
 use serde_json::{Value, json};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::task::spawn_blocking;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
+use super::args::StartupMode;
 use super::memory;
 use super::settings::NodeSettings;
 use super::values::BpfLog;
@@ -21,8 +22,8 @@ use crate::hbone::HboneSettings;
 use crate::identity::{CaClient, CaSettings, CertStore, StoreSettings};
 use crate::mesh::source::{FileSource, StatusHandle};
 use crate::mesh::{Mesh, MeshHandle};
-use crate::node::{self, Enrolment, LocalPods};
-use crate::steer::{self, LogScope, SteerSettings, Steering};
+use crate::node::{self, Births, Enrolment, LocalPods};
+use crate::steer::{self, KubeletSettings, LogScope, Startup, SteerSettings, Steering};
 use crate::telemetry::{Telemetry, TelemetrySettings};
 
 /// How often a drain looks whether it is done.
@@ -31,6 +32,8 @@ const DRAIN_POLL: std::time::Duration = std::time::Duration::from_millis(10);
 const SWEEP_EVERY: std::time::Duration = std::time::Duration::from_secs(60);
 /// How often it is looked whether most connections have gone, whose memory the kernel then gets back.
 const TRIM_EVERY: std::time::Duration = std::time::Duration::from_secs(5);
+/// How often it is looked whether the kubelet has been started anew.
+const KUBELET_EVERY: std::time::Duration = std::time::Duration::from_secs(1);
 /// How often telemetry is told what is gone, where the mesh does not change.
 const FORGET_EVERY: std::time::Duration = std::time::Duration::from_secs(120);
 
@@ -75,6 +78,14 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
     }
     let (tested, pods_cgroup) = (Arc::clone(&steering), settings.pods_cgroup.clone());
     spawn_blocking(move || node::self_test(&tested, &pods_cgroup)).await??;
+    if settings.kubelet_cgroup.is_some() {
+        let mut keeper = KubeletKeeper {
+            steering: Arc::clone(&steering),
+            last_error: None,
+        };
+        keeper.look();
+        tokio::spawn(keeper.keep());
+    }
     let (drain, draining) = watch::channel(false);
     let plane = Arc::new(Dataplane {
         mesh: mesh.clone(),
@@ -109,8 +120,16 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
             tracing::error!("reading the ends of direct connections: {error}; they are no longer logged and counted");
         }
     });
+    let (namespaces, born) = (steering.namespaces(), Arc::new(Notify::new()));
+    telemetry.watch_startup(namespaces.clone());
+    let births = {
+        let (namespaces, mesh, born) = (namespaces.clone(), mesh.clone(), Arc::clone(&born));
+        let (node, pods_cgroup) = (settings.node_name.clone(), settings.pods_cgroup.clone());
+        spawn_blocking(move || Births::watch(&pods_cgroup, &namespaces, &node, mesh, born)).await??
+    };
     let keeper = Keeper {
         enrolment,
+        born,
         verdicts: Verdicts::take_over(steering.verdicts())?,
         direct: Arc::clone(&direct),
         mesh: mesh.clone(),
@@ -118,6 +137,12 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
         telemetry: Arc::clone(&telemetry),
     };
     let (keeper, retry) = keeper.reconcile().await?;
+    // Now that all that was there before is known.
+    namespaces.set_startup(match settings.startup {
+        StartupMode::Enforced => Startup::Enforced,
+        StartupMode::Permissive => Startup::Permissive,
+    })?;
+    births.follow().context("starting the thread that watches births")?;
     for pod in pods.all().values() {
         let (certs, id) = (certs.clone(), pod.identity().clone());
         if certs.try_get(&id).is_none() {
@@ -202,9 +227,52 @@ async fn start_steering(settings: &NodeSettings) -> anyhow::Result<Steering> {
     };
     let steer_settings = SteerSettings {
         pods_cgroup: settings.pods_cgroup.clone(),
+        kubelet: kubelet_settings(settings)?,
         log,
     };
     Ok(spawn_blocking(move || Steering::start(&steer_settings)).await??)
+}
+
+fn kubelet_settings(settings: &NodeSettings) -> anyhow::Result<Option<KubeletSettings>> {
+    let Some(cgroup) = settings.kubelet_cgroup.clone() else {
+        return Ok(None);
+    };
+    Ok(Some(KubeletSettings {
+        cgroup,
+        command: settings.kubelet_command.clone(),
+        netns: node::own_netns_cookie()?,
+    }))
+}
+
+/// Keeps the programs on the kubelet's cgroup, which is another one each time it is started.
+struct KubeletKeeper {
+    steering: Arc<Steering>,
+    last_error: Option<String>,
+}
+
+impl KubeletKeeper {
+    fn look(&mut self) {
+        let error = match self.steering.keep_kubelet() {
+            Ok(true) => {
+                tracing::info!("the kubelet's probes reach enrolled pods");
+                None
+            }
+            Ok(false) => None,
+            Err(error) => Some(error.to_string()),
+        };
+        if let Some(text) = error.as_ref().filter(|_| error != self.last_error) {
+            tracing::warn!("{text}; until then its probes are decided on as any plaintext peer");
+        }
+        self.last_error = error;
+    }
+
+    async fn keep(mut self) {
+        let mut due = interval(KUBELET_EVERY);
+        loop {
+            due.tick().await;
+            self.look();
+        }
+    }
 }
 
 fn cert_store(settings: &NodeSettings) -> anyhow::Result<CertStore> {
@@ -239,6 +307,8 @@ fn hbone_settings(settings: &NodeSettings) -> HboneSettings {
 /// Keeps enrolment and the kernel's verdicts as the mesh says.
 struct Keeper {
     enrolment: Enrolment,
+    /// Woken when a pod that should be enrolled is there, and is not.
+    born: Arc<Notify>,
     verdicts: Verdicts,
     direct: Arc<DirectConnections>,
     mesh: MeshHandle,
@@ -278,13 +348,14 @@ impl Keeper {
 
     /// Follows the mesh, for good.
     async fn follow(mut self, mut retry: bool) -> anyhow::Result<()> {
-        let mut generations = self.mesh.subscribe();
+        let (mut generations, born) = (self.mesh.subscribe(), Arc::clone(&self.born));
         let mut forget = interval(FORGET_EVERY);
         forget.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 changed = generations.changed() => changed.context("the mesh's source has ended")?,
                 () = sleep(node::RETRY), if retry => {}
+                () = born.notified() => {}
                 _ = forget.tick() => {}
             }
             (self, retry) = self.reconcile().await?;

@@ -34,6 +34,12 @@ pub trait PodServer: Send + Sync {
     fn removed(&self, uid: &str);
 }
 
+/// The pods of `node` that should be enrolled.
+pub(super) fn wanted<'m>(node: &str, mesh: &'m Mesh) -> impl Iterator<Item = &'m Arc<Workload>> {
+    mesh.local_workloads(node)
+        .filter(|workload| workload.protocol == Protocol::Hbone && workload.netns.is_some())
+}
+
 /// The pods of this node as they are enrolled. Dropping it lets them all go.
 pub struct Enrolment {
     node: String,
@@ -77,9 +83,7 @@ impl Enrolment {
 
     /// Makes the enrolled pods those that the mesh says. Returns whether some pod has to be tried again.
     pub fn reconcile(&mut self, mesh: &Mesh) -> bool {
-        let wanted: HashMap<&Arc<str>, &Arc<Workload>> = mesh
-            .local_workloads(&self.node)
-            .filter(|workload| workload.protocol == Protocol::Hbone && workload.netns.is_some())
+        let wanted: HashMap<&Arc<str>, &Arc<Workload>> = wanted(&self.node, mesh)
             .map(|workload| (&workload.uid, workload))
             .collect();
         let leaving: Vec<Arc<str>> = self
@@ -89,10 +93,14 @@ impl Enrolment {
                 wanted
                     .get(uid)
                     .is_none_or(|workload| needs_new_enrolment(&pod.workload, workload))
+                    || self.pods.get(uid).is_some_and(|pod| pod.netns().was_replaced())
             })
             .map(|(uid, _)| Arc::clone(uid))
             .collect();
         for uid in leaving {
+            if !wanted.contains_key(&uid) {
+                self.set_free(&uid);
+            }
             self.remove(&uid);
         }
         self.failed.retain(|uid, _| wanted.contains_key(uid));
@@ -159,6 +167,8 @@ impl Enrolment {
             hbone: first.hbone.as_fd(),
             plaintext: first.plaintext.as_fd(),
         })?;
+        // Should it ever be let go, it is to be looked at anew.
+        self.steering.namespaces().remove_other(netns.cookie())?;
         let pod = Arc::new(LocalPod::new(
             Arc::clone(workload),
             netns,
@@ -172,6 +182,14 @@ impl Enrolment {
             workload: Arc::clone(workload),
             _attachment: attachment,
         })
+    }
+
+    /// Lets the pod, which leaves the mesh, connect as one that never was in it.
+    fn set_free(&self, uid: &str) {
+        let Some(pod) = self.pods.get(uid) else { return };
+        if let Err(error) = self.steering.namespaces().add_other(pod.netns().cookie()) {
+            tracing::warn!("{error}; until it is looked at again, its connects are those of a pod that starts");
+        }
     }
 
     fn remove(&mut self, uid: &str) {

@@ -8,10 +8,12 @@ mod destroy;
 mod direct;
 mod error;
 mod flows;
+mod kubelet;
 mod log;
 mod object;
 mod pod;
 mod probe;
+mod startup;
 mod sys;
 mod verdicts;
 
@@ -21,6 +23,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
+use adit_common::Config;
 use aya_obj::generated::{bpf_attach_type, bpf_prog_type};
 
 pub use cgroup::{cgroup_id, own_cgroup_id};
@@ -28,11 +31,14 @@ pub use destroy::{OpenSocket, SockDiag};
 pub use direct::{DirectEnds, Losses, OpenDirect};
 pub use error::SteerError;
 pub use flows::{Clients, Flows, OriginalDst, command};
+pub use kubelet::KubeletSettings;
 pub use log::{LogScope, ProgramLog, forward_logs};
 pub use pod::{PodAttachment, PodSteering};
+pub use startup::{Namespaces, Startup, StartupCounts, Strangers};
 pub use sys::monotonic_ns;
 pub use verdicts::{VerdictMaps, range};
 
+use kubelet::Kubelet;
 use object::{Object, ProgramSpec, Template};
 use pod::Slots;
 use verdicts::SourceNumbers;
@@ -71,6 +77,8 @@ const fn sock_addr(name: &'static str, attach: bpf_attach_type) -> ProgramSpec {
 pub struct SteerSettings {
     /// The cgroup v2 directory below which all pods' cgroups lie.
     pub pods_cgroup: PathBuf,
+    /// The node's kubelet, where its probes are to reach enrolled pods under any policy.
+    pub kubelet: Option<KubeletSettings>,
     /// For which pods the programs log their decisions.
     pub log: LogScope,
 }
@@ -80,6 +88,7 @@ pub struct Steering {
     /// The cgroup programs' links, in the order in which they are detached: nothing is captured any more before the
     /// rest goes.
     _links: Vec<OwnedFd>,
+    kubelet: Option<Kubelet>,
     lookup: Mutex<Template>,
     maps: Arc<Maps>,
     slots: Arc<Slots>,
@@ -104,6 +113,9 @@ pub(crate) struct Maps {
     direct: OwnedFd,
     events: OwnedFd,
     counters: OwnedFd,
+    config: OwnedFd,
+    others: OwnedFd,
+    strangers: OwnedFd,
 }
 
 impl Steering {
@@ -125,9 +137,13 @@ impl Steering {
             links.insert(0, link);
             logging_program = id;
         }
+        let maps = Arc::new(Maps::of(&object)?);
+        let load = |kubelet| Kubelet::load(kubelet, &settings.pods_cgroup, &object, &maps);
+        let kubelet = settings.kubelet.as_ref().map(load).transpose()?;
         Ok(Self {
             _links: links,
-            maps: Arc::new(Maps::of(&object)?),
+            kubelet,
+            maps,
             lookup: Mutex::new(object.into_template(SK_LOOKUP)?),
             slots: Arc::new(Slots::default()),
             sources: SourceNumbers::default(),
@@ -136,6 +152,12 @@ impl Steering {
             logging_program,
             proxy_cgroup,
         })
+    }
+
+    /// Attaches the programs on the kubelet's cgroup, if they are to be there and are not: a kubelet that is started anew
+    /// has a new cgroup. Whether they were attached now.
+    pub fn keep_kubelet(&self) -> Result<bool, SteerError> {
+        self.kubelet.as_ref().map_or(Ok(false), Kubelet::attach)
     }
 
     /// Where captured connections' true destinations are found.
@@ -151,6 +173,11 @@ impl Steering {
     /// Where the kernel is told what it decides by itself.
     pub fn verdicts(&self) -> VerdictMaps {
         VerdictMaps::new(Arc::clone(&self.maps))
+    }
+
+    /// What the kernel knows of network namespaces that are not enrolled.
+    pub fn namespaces(&self) -> Namespaces {
+        Namespaces::new(Arc::clone(&self.maps))
     }
 
     /// The direct connections that are open.
@@ -186,16 +213,40 @@ impl Maps {
             direct: object.map("adit_direct")?,
             events: object.map("adit_events")?,
             counters: object.map("adit_counters")?,
+            config: object.map("adit_config")?,
+            others: object.map("adit_others")?,
+            strangers: object.map("adit_strangers")?,
         })
+    }
+
+    /// Changes what the programs are told by the settings.
+    fn change_config(&self, change: impl FnOnce(&mut Config)) -> Result<(), SteerError> {
+        let at = |error| SteerError::Map {
+            doing: "telling the programs the settings",
+            error,
+        };
+        let mut config: Config = sys::get(self.config.as_fd(), &0_u32).map_err(at)?.unwrap_or_default();
+        change(&mut config);
+        sys::update(self.config.as_fd(), &0_u32, &config, 0).map_err(at)
     }
 }
 
 /// Loads a cgroup program and attaches it. Gives the link and the program's id.
 fn attach(object: &Object, program: ProgramSpec, cgroup: &File, intended: u64) -> Result<(OwnedFd, u32), SteerError> {
-    let loaded = object.load(program)?;
+    attach_loaded(program, &object.load(program)?, cgroup, intended, "the pods' cgroup")
+}
+
+/// Attaches a loaded cgroup program to `target`. Gives the link and the program's id.
+fn attach_loaded(
+    program: ProgramSpec,
+    loaded: &OwnedFd,
+    cgroup: &File,
+    intended: u64,
+    target: &'static str,
+) -> Result<(OwnedFd, u32), SteerError> {
     let failed = |error| SteerError::Attach {
         program: program.name,
-        target: "the pods' cgroup",
+        target,
         error,
     };
     let link = sys::link(loaded.as_fd(), cgroup.as_fd(), program.attach).map_err(failed)?;
