@@ -15,7 +15,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
 use tokio::sync::Notify;
 
-use super::classify::{Classifier, ClassifyError};
+use super::classify::{Classifier, ClassifyError, LOGGED};
 use crate::mesh::MeshHandle;
 use crate::steer::{Namespaces, Startup, Strangers};
 
@@ -149,6 +149,9 @@ impl Births {
         if !touched.is_empty() {
             self.classifier.look(&touched)?;
         }
+        if self.classifier.is_full() {
+            self.sweep()?;
+        }
         Ok(())
     }
 
@@ -189,8 +192,8 @@ impl Births {
 
     /// Learns in which cgroups somebody has connected in a namespace that nobody has looked at.
     fn take_strangers(&mut self, touched: &mut HashSet<PathBuf>) {
-        while let Some(stranger) = self.strangers.next() {
-            if self.logged.insert(stranger.netns) {
+        while let Some(stranger) = self.strangers.take() {
+            if self.logged.len() < LOGGED && self.logged.insert(stranger.netns) {
                 let refused = stranger.startup == Startup::Enforced as u32;
                 tracing::info!(
                     "a connect of process {} was {}: nobody had looked at its network namespace yet",
@@ -209,8 +212,7 @@ impl Births {
     fn sweep(&mut self) -> Result<(), ClassifyError> {
         let all = self.watch_tree();
         let seen = self.classifier.look(&all)?;
-        self.classifier.forget_missing(&seen);
-        self.classifier.forget_others(&seen, &self.seen)?;
+        self.classifier.forget(&seen, &self.seen)?;
         self.logged.retain(|cookie| seen.contains(cookie));
         self.seen = seen;
         Ok(())

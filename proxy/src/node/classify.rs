@@ -23,6 +23,9 @@ use crate::steer::{Namespaces, SteerError};
 const EAGER: u32 = 3;
 const PATIENT: Duration = Duration::from_millis(200);
 
+/// How many namespaces are named in the log between two sweeps: a pod can make any number.
+pub(super) const LOGGED: usize = 100;
+
 /// Why namespaces cannot be classified.
 #[derive(Debug, Error)]
 pub enum ClassifyError {
@@ -73,6 +76,8 @@ pub(super) struct Classifier {
     nested: HashSet<u64>,
     /// When, and how often, somebody was woken for a namespace.
     woken: HashMap<u64, (Instant, u32)>,
+    /// Whether the kernel has not taken a namespace since the last sweep: there may be too many, most of them gone.
+    full: bool,
 }
 
 impl Classifier {
@@ -96,6 +101,7 @@ impl Classifier {
             in_mesh: HashMap::new(),
             nested: HashSet::new(),
             woken: HashMap::new(),
+            full: false,
         })
     }
 
@@ -129,13 +135,17 @@ impl Classifier {
                 if !enrolled {
                     self.wake(cookie);
                 }
-            } else if !self.namespaces.is_other(cookie)? {
+                continue;
+            }
+            // It may have left the mesh.
+            self.in_mesh.retain(|_, known| *known != cookie);
+            if !self.namespaces.is_other(cookie)? {
                 strangers.push((cookie, found));
             }
         }
         for (cookie, found) in strangers {
             if self.is_within_the_mesh(&found, &seen)? {
-                if self.nested.insert(cookie) {
+                if self.nested.len() < LOGGED && self.nested.insert(cookie) {
                     tracing::info!(
                         "{} is a network namespace within a pod of the mesh; it stays unclassified",
                         found.path.display()
@@ -143,7 +153,12 @@ impl Classifier {
                 }
                 continue;
             }
-            self.namespaces.add_other(cookie)?;
+            if let Err(error) = self.namespaces.add_other(cookie) {
+                if !std::mem::replace(&mut self.full, true) {
+                    tracing::warn!("{error}; its connects are refused until there is room");
+                }
+                continue;
+            }
             // It may have been enrolled in the meantime.
             if self.namespaces.is_enrolled(cookie)? {
                 self.namespaces.remove_other(cookie)?;
@@ -153,21 +168,27 @@ impl Classifier {
         Ok(seen)
     }
 
-    /// Forgets what is gone. `seen` are the namespaces that there are.
-    pub(super) fn forget_missing(&mut self, seen: &HashSet<u64>) {
-        self.in_mesh.retain(|_, cookie| seen.contains(cookie));
-        self.nested.retain(|cookie| seen.contains(cookie));
-        self.woken.retain(|cookie, _| seen.contains(cookie));
+    /// Whether it is time to forget what is gone.
+    pub(super) fn is_full(&self) -> bool {
+        self.full
     }
 
-    /// Removes the namespaces that neither `now` nor `before`, two sweeps, have seen.
-    pub(super) fn forget_others(&self, now: &HashSet<u64>, before: &HashSet<u64>) -> Result<(), ClassifyError> {
+    /// Forgets what is gone. `now` are the namespaces that there are, `before` those that the last sweep has seen: what
+    /// neither has is no namespace that is between two processes.
+    pub(super) fn forget(&mut self, now: &HashSet<u64>, before: &HashSet<u64>) -> Result<(), ClassifyError> {
+        let none = HashSet::new();
+        let before = if std::mem::take(&mut self.full) { &none } else { before };
         let own = Netns::current()?.cookie();
         for cookie in self.namespaces.others()? {
             if cookie != own && !now.contains(&cookie) && !before.contains(&cookie) {
                 self.namespaces.remove_other(cookie)?;
             }
         }
+        let is_enrolled = |cookie: &u64| self.namespaces.is_enrolled(*cookie).unwrap_or(true);
+        self.in_mesh
+            .retain(|_, cookie| now.contains(cookie) || is_enrolled(cookie));
+        self.nested.retain(|cookie| now.contains(cookie));
+        self.woken.retain(|cookie, _| now.contains(cookie));
         Ok(())
     }
 

@@ -57,11 +57,7 @@ impl Kubelet {
             path: settings.cgroup.clone(),
             error,
         };
-        let whole = |path: &Path| fs::canonicalize(path);
-        // A kubelet that is away has no pods below it.
-        if let (Ok(kubelet), Ok(pods)) = (whole(&settings.cgroup), whole(pods))
-            && pods.starts_with(&kubelet)
-        {
+        if holds(&settings.cgroup, pods) {
             let reason = "the pods' cgroup lies within it, and any pod could pass for the kubelet";
             return Err(at(std::io::Error::other(reason)));
         }
@@ -111,4 +107,19 @@ impl Kubelet {
         });
         Ok(true)
     }
+}
+
+/// Whether the cgroup `outer` is `inner` or one above it, whichever paths lead to the two. One that is not there has no
+/// cgroups below it.
+fn holds(outer: &Path, inner: &Path) -> bool {
+    let Ok(outer) = cgroup_id(outer) else {
+        return false;
+    };
+    let Ok(inner) = fs::canonicalize(inner) else {
+        return false;
+    };
+    inner
+        .ancestors()
+        .map_while(|cgroup| cgroup_id(cgroup).ok())
+        .any(|id| id == outer)
 }

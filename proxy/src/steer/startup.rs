@@ -101,8 +101,8 @@ impl Namespaces {
 pub struct Strangers(RingBuf<MapData>);
 
 impl Strangers {
-    /// The next of them.
-    pub fn next(&mut self) -> Option<Stranger> {
+    /// Takes the next of them out of the ring.
+    pub fn take(&mut self) -> Option<Stranger> {
         self.0.next().and_then(|item| sys::from_bytes(&item))
     }
 }
