@@ -28,6 +28,8 @@ pub enum ConnectVerdict {
     Pass,
     /// Permitted as it is, and recorded.
     Direct,
+    /// To the pod itself, which the socket lookup must be told.
+    Own,
     /// Rewritten to this address, at a port that [`RewrittenPorts`] gives.
     Capture(Addr),
     /// Refused with `EPERM`.
@@ -57,7 +59,11 @@ pub fn connect(pod: &Pod, facts: &ConnectFacts, known: impl FnOnce() -> Cached) 
     }
     let own = if destination.is_v4() { pod.v4 } else { pod.v6 };
     if facts.to_other_own_address || destination.same(&own) {
-        return ConnectVerdict::Pass;
+        return if destination.is_v4() {
+            ConnectVerdict::Pass
+        } else {
+            ConnectVerdict::Own
+        };
     }
     match known() {
         Cached::Allow => ConnectVerdict::Direct,
@@ -146,16 +152,17 @@ pub enum SynVerdict {
 
 /// Decides on a SYN that reaches an enrolled pod. `nobody` finds what is known of peers without an identity.
 ///
-/// A source that is a loopback address or one of the pod's own cannot come from outside: the kernel drops such
-/// packets as martians, and an answer would never leave the pod.
+/// A source that is a loopback address, or one of the pod's own of IPv4, cannot come from outside: the kernel drops such
+/// packets as martians. Of IPv6 it does not: there a packet under the pod's own address is the pod's if it was announced.
 #[inline(always)]
 pub fn syn(facts: &SynFacts, nobody: impl FnOnce() -> Cached) -> SynVerdict {
     match facts.announced {
         Some(FlowKind::Captured) => return SynVerdict::Steer(Listener::Outbound),
-        Some(FlowKind::Direct | FlowKind::Probe) => return SynVerdict::Pass,
+        Some(FlowKind::Direct | FlowKind::Own | FlowKind::Probe) => return SynVerdict::Pass,
         None => {}
     }
-    if facts.remote.is_loopback() || facts.remote.same(&facts.local) || facts.from_other_own_address {
+    let own = facts.remote.same(&facts.local) || facts.from_other_own_address;
+    if facts.remote.is_loopback() || (own && facts.remote.is_v4()) {
         return SynVerdict::Pass;
     }
     if facts.port.0 == HBONE_PORT.0 {
@@ -205,7 +212,9 @@ mod tests {
             (both, "fd00::9", false, false, capture6),
             (both, "10.0.0.9", true, false, ConnectVerdict::Pass),
             (both, "10.0.0.5", false, false, ConnectVerdict::Pass),
-            (both, "fd00::5", false, false, ConnectVerdict::Pass),
+            (both, "fd00::5", false, false, ConnectVerdict::Own),
+            (both, "fd00::6", false, true, ConnectVerdict::Own),
+            (both, "fd00::5", true, false, ConnectVerdict::Pass),
             (both, "10.0.0.6", false, true, ConnectVerdict::Pass),
             (both, "127.0.0.1", false, false, ConnectVerdict::Pass),
             (both, "::1", false, false, ConnectVerdict::Pass),
@@ -288,6 +297,24 @@ mod tests {
                 from_other_own_address: other_own,
             };
             assert_eq!(syn(&facts, || nobody), verdict, "{remote} to {port}");
+        }
+    }
+
+    #[test]
+    fn a_syn_of_ipv6_under_the_pods_own_address_is_the_pods_only_if_it_was_announced() {
+        for (remote, announced, verdict) in [
+            ("fd00::5", Some(FlowKind::Own), SynVerdict::Pass),
+            ("fd00::5", None, SynVerdict::Refuse),
+            ("::1", None, SynVerdict::Pass),
+        ] {
+            let facts = SynFacts {
+                remote: addr(remote),
+                local: addr("fd00::5"),
+                port: HostPort(80),
+                announced,
+                from_other_own_address: false,
+            };
+            assert_eq!(syn(&facts, || Cached::Deny), verdict, "{remote} {announced:?}");
         }
     }
 

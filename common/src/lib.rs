@@ -21,7 +21,7 @@ pub use direct::{
     MAX_DIRECT, MAX_RANGES, MAX_VERDICTS, NOBODY, Range, VerdictKey, cached,
 };
 pub use maps::{
-    AddrKey, COMMAND_LEN, Config, Flow, FlowKey, FlowKind, LISTENERS_PER_POD, Listener, MAX_CLIENTS, MAX_FLOWS,
-    MAX_PODS, Pod, PodFlags, listener_index,
+    AddrKey, COMMAND_LEN, Config, Flow, FlowKey, FlowKind, LAYOUT, LISTENERS_PER_POD, Listener, MAX_CLIENTS, MAX_FLOWS,
+    MAX_PODS, MAX_PROXIES, Pod, PodFlags, listener_index,
 };
 pub use startup::{MAX_OTHERS, STRANGERS_LEN, Startup, StartupVerdict, Stranger, not_enrolled};

@@ -3,12 +3,17 @@
 
 use crate::{Addr, HostPort};
 
+/// The version of the layout of all maps and values: part of the name of the folder in which they are pinned. To be
+/// raised with every change to a map's kind, size, key or value, or to what one of them means.
+pub const LAYOUT: u32 = 1;
 /// The most pods that one node enrols.
 pub const MAX_PODS: u32 = 1024;
 /// The most captured connections between their SYN and the proxy's accept.
 pub const MAX_FLOWS: u32 = 65_536;
 /// The most connections from the proxy to applications between the proxy's dial and their establishment.
 pub const MAX_CLIENTS: u32 = 16_384;
+/// The most proxies whose sockets are left alone: the one in charge, and those that still drain.
+pub const MAX_PROXIES: u32 = 64;
 /// The kernel's `TASK_COMM_LEN`.
 pub const COMMAND_LEN: usize = 16;
 /// How many places of the listener map belong to one pod.
@@ -65,8 +70,6 @@ pub struct Pod {
     pub v4: Addr,
     /// The pod's first IPv6 address, or none.
     pub v6: Addr,
-    /// The cgroup of the proxy, whose own sockets in the namespace are left alone.
-    pub proxy_cgroup: u64,
     /// The pod's place in the map of listeners.
     pub slot: u32,
     /// See [`PodFlags`].
@@ -129,17 +132,20 @@ pub enum FlowKind {
     Captured = 0,
     /// Permitted: for the application itself.
     Direct = 1,
+    /// From the pod to itself, by an address for which the kernel does not keep strangers from saying that they are it.
+    Own = 2,
     /// A probe by the node's kubelet, which no policy forbids: for the application itself.
-    Probe = 2,
+    Probe = 3,
 }
 
 impl FlowKind {
-    /// From a flow's field.
+    /// From a map's value.
     #[inline(always)]
     pub const fn from_u16(value: u16) -> Self {
         match value {
             1 => Self::Direct,
-            2 => Self::Probe,
+            2 => Self::Own,
+            3 => Self::Probe,
             _ => Self::Captured,
         }
     }
@@ -204,7 +210,7 @@ pub struct Flow {
 
 const _: () = {
     assert!(size_of::<Addr>() == 16);
-    assert!(size_of::<Pod>() == 64 && align_of::<Pod>() == 8);
+    assert!(size_of::<Pod>() == 56);
     assert!(size_of::<AddrKey>() == 24);
     assert!(size_of::<FlowKey>() == 32);
     assert!(size_of::<Flow>() == 48);

@@ -24,7 +24,7 @@ use aya_log_ebpf::info;
 
 use crate::context::{read_addr, write_addr};
 use crate::direct;
-use crate::maps::{ADDRS, PODS, clear_socket_flow, known, new_socket_flow};
+use crate::maps::{ADDRS, PODS, PROXIES, clear_socket_flow, known, new_socket_flow};
 use crate::startup;
 
 /// The hook's answers.
@@ -75,7 +75,7 @@ fn steer<const ONLY_V4: bool>(
     let cgroup = unsafe { bpf_get_current_cgroup_id() };
     let facts = ConnectFacts {
         destination: addr,
-        by_proxy: cgroup == pod.proxy_cgroup,
+        by_proxy: PROXIES.get_ptr(cgroup).is_some(),
         to_other_own_address: pod.flags.has(PodFlags::MORE_ADDRESSES)
             && ADDRS.get_ptr(AddrKey { netns, addr }).is_some(),
     };
@@ -97,12 +97,19 @@ fn steer<const ONLY_V4: bool>(
             }
             ALLOW
         }
-        ConnectVerdict::Direct => {
+        verdict @ (ConnectVerdict::Direct | ConnectVerdict::Own) => {
+            let own = matches!(verdict, ConnectVerdict::Own);
             // SAFETY: the context's socket.
             let Some(flow) = (unsafe { new_socket_flow(sk) }) else {
                 return refuse(ctx, log, netns, addr, port, Refusal::NoMemory);
             };
-            describe(flow, FlowKind::Direct, addr, port, cgroup);
+            describe(
+                flow,
+                if own { FlowKind::Own } else { FlowKind::Direct },
+                addr,
+                port,
+                cgroup,
+            );
             if log {
                 info!(ctx, "netns {} connect {:i}:{} direct", netns, addr.octets(), port.0);
             }

@@ -5,8 +5,8 @@ use core::ptr;
 
 use adit_common::{
     Addr, AddrKey, COUNTERS, Cached, Config, Counter, Destination, Direct, DirectEnd, EVENTS_LEN, Flow, FlowKey,
-    LISTENERS_PER_POD, MAX_CLIENTS, MAX_DESTINATIONS, MAX_DIRECT, MAX_FLOWS, MAX_OTHERS, MAX_PODS, MAX_RANGES,
-    MAX_VERDICTS, Pod, STRANGERS_LEN, Stranger, VerdictKey,
+    LISTENERS_PER_POD, MAX_CLIENTS, MAX_DESTINATIONS, MAX_DIRECT, MAX_FLOWS, MAX_OTHERS, MAX_PODS, MAX_PROXIES,
+    MAX_RANGES, MAX_VERDICTS, Pod, STRANGERS_LEN, Stranger, VerdictKey,
 };
 use aya_ebpf::bindings::{BPF_F_NO_PREALLOC, BPF_SK_STORAGE_GET_F_CREATE, bpf_sock};
 use aya_ebpf::btf_maps::lpm_trie::Key;
@@ -21,6 +21,10 @@ pub static PODS: HashMap<u64, Pod, { MAX_PODS as usize }> = HashMap::new();
 /// The addresses of pods that have more than one of a family.
 #[btf_map(name = "adit_addrs")]
 pub static ADDRS: HashMap<AddrKey, u8, { 8 * MAX_PODS as usize }> = HashMap::new();
+
+/// The cgroups of the proxies, whose own sockets in pods' namespaces are left alone.
+#[btf_map(name = "adit_proxies")]
+pub static PROXIES: HashMap<u64, u8, { MAX_PROXIES as usize }> = HashMap::new();
 
 /// Captured connections from their SYN to the proxy's accept. Not an LRU: full means refused, never forgotten.
 #[btf_map(name = "adit_flows")]

@@ -15,7 +15,7 @@ use aya_log_ebpf::info;
 
 use crate::context::read_addr;
 use crate::direct;
-use crate::maps::{ADDRS, FLOWS, LISTENERS, known};
+use crate::maps::{ADDRS, CLIENTS, FLOWS, LISTENERS, known};
 
 /// The cookie of the pod's network namespace.
 #[unsafe(no_mangle)]
@@ -96,7 +96,12 @@ pub fn adit_sk_lookup(ctx: SkLookupContext) -> u32 {
 #[inline(always)]
 fn announced(key: &FlowKey) -> Option<FlowKind> {
     // SAFETY: the field is written before the SYN, and not changed after.
-    Some(FlowKind::from_u16(unsafe { FLOWS.get(key)?.kind }))
+    if let Some(flow) = unsafe { FLOWS.get(key) } {
+        return Some(FlowKind::from_u16(flow.kind));
+    }
+    // The proxy's own, to an application.
+    let of_proxy = !key.client.is_v4() && CLIENTS.get_ptr(key).is_some();
+    of_proxy.then_some(FlowKind::Own)
 }
 
 #[inline(always)]

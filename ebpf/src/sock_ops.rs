@@ -3,7 +3,7 @@
 //!
 //! Minimum kernel 5.15 (`bpf_get_netns_cookie`).
 
-use adit_common::{Addr, Cached, DirectKind, FlowKey, FlowKind, HBONE_PORT, HostPort, NOBODY};
+use adit_common::{Addr, Cached, DirectKind, Flow, FlowKey, FlowKind, HBONE_PORT, HostPort, NOBODY};
 use aya_ebpf::EbpfContext as _;
 use aya_ebpf::bindings::{
     BPF_ANY, BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB, BPF_SOCK_OPS_STATE_CB, BPF_SOCK_OPS_STATE_CB_FLAG,
@@ -52,25 +52,34 @@ fn publish(ctx: &SockOpsContext) {
     let Some(flow) = (unsafe { socket_flow(sk) }) else {
         return;
     };
-    if flow.kind == FlowKind::Direct as u16 {
-        let (client, server) = (local(ctx), remote(ctx));
-        if !direct::record(ctx, DirectKind::Outbound, netns(ctx), client, server, Some(flow)) {
-            return;
-        }
-        let (destination, _) = known(NOBODY, &server.0, server.1);
-        if destination != 0 {
-            // As above.
-            let _ = FLOWS.insert(
-                FlowKey::new(destination, client.0, client.1, server.1),
-                flow,
-                BPF_ANY.into(),
-            );
-        }
-        tell_states(ctx);
-    } else if FLOWS.insert(flow_key(ctx), flow, BPF_ANY.into()).is_ok() {
+    let announced = match FlowKind::from_u16(flow.kind) {
+        FlowKind::Captured | FlowKind::Own => FLOWS.insert(flow_key(ctx), flow, BPF_ANY.into()).is_ok(),
+        FlowKind::Direct => publish_direct(ctx, flow),
+    };
+    if announced {
         // A connect that fails takes its entry away.
         tell_states(ctx);
     }
+}
+
+/// Records the connection, and announces it to the pod of this node that it goes to, if it does. Not where its source
+/// address is another's: then it is a stranger's to that pod.
+#[inline(always)]
+fn publish_direct(ctx: &SockOpsContext, flow: &Flow) -> bool {
+    let (netns, client, server) = (netns(ctx), local(ctx), remote(ctx));
+    if !direct::record(ctx, DirectKind::Outbound, netns, client, server, Some(flow)) {
+        return false;
+    }
+    let (destination, _) = known(NOBODY, &server.0, server.1);
+    if destination != 0 && known(NOBODY, &client.0, client.1).0 == netns {
+        // Where the map is full it is a stranger's too.
+        let _ = FLOWS.insert(
+            FlowKey::new(destination, client.0, client.1, server.1),
+            flow,
+            BPF_ANY.into(),
+        );
+    }
+    true
 }
 
 /// A socket was made for a connection that has come in.
@@ -89,8 +98,8 @@ fn accepted(ctx: &SockOpsContext) {
     // SAFETY: the entry is written before the SYN, and not changed after.
     let flow = unsafe { FLOWS.get(key) };
     let kind = match flow.map(|flow| FlowKind::from_u16(flow.kind)) {
-        // The client's end is recorded.
-        Some(FlowKind::Direct) => {
+        // The client's end is recorded, where that is to be.
+        Some(FlowKind::Direct | FlowKind::Own) => {
             let _ = FLOWS.remove(key);
             return;
         }

@@ -32,6 +32,10 @@ fn run(invocation: Invocation) -> anyhow::Result<()> {
             start(&settings.log);
             control_runtime()?.block_on(cli::node::run(*settings))
         }
+        Invocation::Uninstall(what) => {
+            start(&what.log);
+            control_runtime()?.block_on(cli::uninstall(what))
+        }
         Invocation::Ca(args) => {
             start(&args.log());
             control_runtime()?.block_on(cli::run_ca(*args))

@@ -5,6 +5,7 @@
 
 mod connect;
 mod data;
+mod handmade;
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -17,10 +18,15 @@ use socket2::{Domain, SockRef, Socket, Type};
 use crate::bed::Stage;
 
 pub use self::connect::{
-    connect, connect_fastopen, connect_from, connect_many, connect_mptcp, connect_nonblocking, connect_uring,
-    send_fastopen,
+    connect, connect_fastopen, connect_from, connect_many, connect_mptcp, connect_nonblocking, connect_patiently,
+    connect_prepared, connect_uring, connect_uring_polled, send_fastopen,
 };
 pub use self::data::{Digest, drain, drain_slowly, send_pattern};
+pub use self::handmade::{Handmade, Wire, syn_with_data};
+pub use crate::sys::{
+    attach_connect4, detach_connect4, disconnect, fastopen_listen, keep_capabilities, load_allow_all, open_some_link,
+    pass_socket, repair, source_route, take_socket,
+};
 
 /// How long a read waits before it counts as stuck.
 pub const STUCK: Duration = Duration::from_secs(8);

@@ -56,7 +56,7 @@ fn live_bed(name: &str) -> Bed {
 
 /// Both orders in one test, since what is loaded is the whole machine's.
 #[test]
-fn neither_a_proxy_that_is_stopped_nor_one_that_is_killed_leaves_anything_behind() {
+fn neither_a_proxy_that_is_stopped_and_uninstalled_nor_a_bed_whose_proxies_are_killed_leaves_anything_behind() {
     // The kernel may be yet to free what others had loaded: what is there now may go, but nothing may come.
     let (links_before, programs_before, pins_before) = (links(), programs(), pins());
 
@@ -69,6 +69,11 @@ fn neither_a_proxy_that_is_stopped_nor_one_that_is_killed_leaves_anything_behind
         node.signal(Signal::SIGTERM).unwrap();
         assert!(node.wait_ended(SOON).unwrap().success());
     }
+    assert!(
+        !programs().is_subset(&programs_before),
+        "they stay, so that pods stay closed"
+    );
+    bed.nodes().iter().for_each(|node| node.uninstall().unwrap());
     let clean = || Ok(programs().is_subset(&programs_before) && pins() == pins_before);
     wait_for("the programs of stopped proxies to be gone", SOON, clean).unwrap();
     let prefix = bed.prefix().to_owned();
@@ -81,7 +86,7 @@ fn neither_a_proxy_that_is_stopped_nor_one_that_is_killed_leaves_anything_behind
     drop(bed);
     assert_eq!(residue(&prefix), Vec::<String>::new());
     wait_for("the programs of killed proxies to be gone", SOON, || {
-        Ok(programs().is_subset(&programs_before))
+        Ok(programs().is_subset(&programs_before) && pins() == pins_before)
     })
     .unwrap();
     assert_eq!(links(), links_before);

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::builder::NonEmptyStringValueParser;
+use clap::builder::{ArgPredicate, NonEmptyStringValueParser};
 use clap::{Args, ValueEnum};
 
 use super::values::{BpfLog, LogLevel, parse_bytes, parse_duration, parse_positive_duration};
@@ -17,12 +17,17 @@ const TUNNEL_HEADING: &str = "Tunnel";
 const ADMIN_HEADING: &str = "Watching it";
 const COMMON_HEADING: &str = "Configuration and log";
 
+/// The value of what a run needs, where nothing is run.
+const UNUSED: &str = "-";
+
 pub(super) const LONG_ABOUT: &str = "\
 Runs the proxy of this node: loads the kernel programs, enrols the pods of this node that the mesh \
 file names, fetches a certificate for each of their identities, and carries their connections. It \
 needs root, cgroup v2, bpffs and Linux 6.1 or newer, and says what is missing where something is.
 
-SIGTERM and SIGINT drain: no new connections, those open go on until --drain-deadline.";
+SIGTERM and SIGINT drain: no new connections, those open go on until --drain-deadline. Pods stay \
+enrolled when the proxy ends, however it ends, and are refused until it runs again; --uninstall lets \
+them go.";
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -32,6 +37,9 @@ Examples:
 
   From a file, with one setting changed for this run:
     adit node --config /etc/adit/node.yaml --log-level adit=debug
+
+  Without Adit, as before:
+    adit node --uninstall
 
   What it is doing:
     curl 127.0.0.1:15000/healthz/ready
@@ -75,16 +83,33 @@ pub enum StartupMode {
 pub struct NodeArgs {
     /// This node's name, as the mesh file and the authority know it
     #[arg(long, value_name = "NAME", env = "ADIT_NODE_NAME", help_heading = NODE_HEADING,
-          value_parser = NonEmptyStringValueParser::new())]
+          value_parser = NonEmptyStringValueParser::new(),
+          required = false, required_unless_present = "uninstall", default_value_if("uninstall", ArgPredicate::IsPresent, UNUSED))]
     pub(super) node_name: String,
 
     /// The file of nodes, workloads, services and policies; read again when it changes
-    #[arg(long, value_name = "FILE", env = "ADIT_MESH_FILE", help_heading = NODE_HEADING)]
+    #[arg(long, value_name = "FILE", env = "ADIT_MESH_FILE", help_heading = NODE_HEADING,
+          required = false, required_unless_present = "uninstall", default_value_if("uninstall", ArgPredicate::IsPresent, UNUSED))]
     pub(super) mesh_file: PathBuf,
 
     /// The cgroup v2 directory below which the cgroups of all pods lie, such as /sys/fs/cgroup/kubepods.slice
-    #[arg(long, value_name = "PATH", env = "ADIT_PODS_CGROUP", help_heading = NODE_HEADING)]
+    #[arg(long, value_name = "PATH", env = "ADIT_PODS_CGROUP", help_heading = NODE_HEADING,
+          required = false, required_unless_present = "uninstall", default_value_if("uninstall", ArgPredicate::IsPresent, UNUSED))]
     pub(super) pods_cgroup: PathBuf,
+
+    /// The folder of a bpffs in which maps and programs are kept while the proxy is away. It is made where it is
+    /// missing, and a bpffs is mounted at /sys/fs/bpf where there is none
+    #[arg(long, value_name = "PATH", env = "ADIT_BPF_DIR", help_heading = NODE_HEADING,
+          default_value = "/sys/fs/bpf/adit")]
+    pub(super) bpf_dir: PathBuf,
+
+    /// The folder of the socket by which one proxy of this node hands over to the next
+    #[arg(long, value_name = "PATH", env = "ADIT_RUN_DIR", help_heading = NODE_HEADING, default_value = "/run/adit")]
+    pub(super) run_dir: PathBuf,
+
+    /// Instead of running: lets all pods go, and removes whatever any version has left below --bpf-dir
+    #[arg(long, help_heading = NODE_HEADING)]
+    pub(super) uninstall: bool,
 
     /// What becomes of connects of a pod that has just been born, until it is enrolled or known not to be in the mesh
     #[arg(long, value_name = "MODE", env = "ADIT_STARTUP", help_heading = NODE_HEADING, default_value = "enforced")]
@@ -102,11 +127,13 @@ pub struct NodeArgs {
 
     /// The certificate authority, as https://host:port
     #[arg(long, value_name = "URL", env = "ADIT_CA_ADDRESS", help_heading = CA_HEADING,
-          value_parser = NonEmptyStringValueParser::new())]
+          value_parser = NonEmptyStringValueParser::new(),
+          required = false, required_unless_present = "uninstall", default_value_if("uninstall", ArgPredicate::IsPresent, UNUSED))]
     pub(super) ca_address: String,
 
     /// PEM file of the roots that the authority's own server certificate must chain to
-    #[arg(long, value_name = "FILE", env = "ADIT_CA_ROOT", help_heading = CA_HEADING)]
+    #[arg(long, value_name = "FILE", env = "ADIT_CA_ROOT", help_heading = CA_HEADING,
+          required = false, required_unless_present = "uninstall", default_value_if("uninstall", ArgPredicate::IsPresent, UNUSED))]
     pub(super) ca_root: PathBuf,
 
     /// File of the token that proves to the authority which node this is; read anew for each request
@@ -151,9 +178,9 @@ pub struct NodeArgs {
           default_value = "10s", value_parser = parse_positive_duration)]
     pub(super) handshake_timeout: Duration,
 
-    /// How long open connections may go on after SIGTERM
+    /// How long open connections may go on after SIGTERM, or after another proxy has taken over
     #[arg(long, value_name = "DURATION", env = "ADIT_DRAIN_DEADLINE", help_heading = PLANE_HEADING,
-          default_value = "5s", value_parser = parse_duration)]
+          default_value = "10m", value_parser = parse_duration)]
     pub(super) drain_deadline: Duration,
 
     /// Bytes that the peer may send on one connection in a tunnel before this end has read them

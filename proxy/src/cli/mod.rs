@@ -1,8 +1,12 @@
 //! Arguments, environment and configuration file to a running process.
 
+mod admin_page;
 mod args;
 mod ca;
+mod drain;
 mod file;
+mod handover;
+mod keep;
 mod logging;
 mod memory;
 pub mod node;
@@ -11,9 +15,13 @@ mod settings;
 mod values;
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use thiserror::Error;
+
+use crate::steer;
+use handover::Predecessor;
 
 pub use args::{LogArgs, NodeArgs};
 pub use ca::CaCommand;
@@ -28,12 +36,25 @@ pub use values::{BpfLog, LogLevel, PodName, ValueError, parse_bytes, parse_durat
 pub enum Invocation {
     /// `adit node`.
     Node(Box<NodeSettings>),
+    /// `adit node --uninstall`.
+    Uninstall(Uninstall),
     /// `adit ca` and what stands below it.
     Ca(Box<CaCommand>),
     /// `adit version`.
     Version,
     /// The child's part of the self-test of `adit node`.
     SelfTestConnect,
+}
+
+/// What `adit node --uninstall` must know.
+#[derive(Debug)]
+pub struct Uninstall {
+    /// Level and form of the log.
+    pub log: LogSettings,
+    /// The folder of a bpffs in which maps and programs are pinned.
+    pub bpf_dir: PathBuf,
+    /// The folder of the socket at which a running proxy is heard.
+    pub run_dir: PathBuf,
 }
 
 /// Why a command line, its environment and configuration file are not a runnable command.
@@ -64,6 +85,11 @@ impl CliError {
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, CliError> {
     let matches = file::matches(Adit::command(), args.into_iter().collect())?;
     match Adit::from_arg_matches(&matches)?.command {
+        Command::Node(args) if args.uninstall => Ok(Invocation::Uninstall(Uninstall {
+            log: args.log.into(),
+            bpf_dir: args.bpf_dir,
+            run_dir: args.run_dir,
+        })),
         Command::Node(args) => Ok(Invocation::Node(Box::new((*args).try_into()?))),
         Command::Ca(args) => Ok(Invocation::Ca(args)),
         Command::Version => Ok(Invocation::Version),
@@ -94,6 +120,20 @@ pub fn chain(error: &dyn std::error::Error) -> String {
         cause = error.source();
     }
     line.lines().map(str::trim).collect::<Vec<_>>().join(" ")
+}
+
+/// Runs `adit node --uninstall`.
+pub async fn uninstall(what: Uninstall) -> anyhow::Result<()> {
+    let Uninstall { bpf_dir, run_dir, .. } = what;
+    if let Some(running) = Predecessor::find(&run_dir).await? {
+        anyhow::bail!("{} would put everything back in its place; stop it first", running.name);
+    }
+    if steer::uninstall(&bpf_dir)? {
+        tracing::info!("removed all of Adit below {}", bpf_dir.display());
+    } else {
+        tracing::info!("there is nothing of Adit at {}", bpf_dir.display());
+    }
+    Ok(())
 }
 
 /// Runs `adit ca` or a command below it.

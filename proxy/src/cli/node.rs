@@ -8,34 +8,36 @@ use std::time::Instant;
 use anyhow::Context as _;
 use serde_json::{Value, json};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::spawn_blocking;
-use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+use tokio::time::{interval, timeout};
 
+use super::admin_page::AdminPage;
 use super::args::StartupMode;
+use super::drain::Drain;
+use super::handover::{Control, Predecessor, Turn};
+use super::keep::{Keeper, Kept};
 use super::memory;
 use super::settings::NodeSettings;
 use super::values::BpfLog;
-use crate::admin::{self, AdminListener, AdminState, Readiness, StateSections};
+use crate::admin::{AdminState, Readiness, StateSections};
 use crate::dataplane::{Dataplane, DataplaneSettings, DirectConnections, Verdicts, Workers};
 use crate::hbone::HboneSettings;
-use crate::identity::{CaClient, CaSettings, CertStore, StoreSettings};
+use crate::identity::{CaClient, CaSettings, CertStore, IdentityLease, StoreSettings};
+use crate::mesh::MeshHandle;
 use crate::mesh::source::{FileSource, StatusHandle};
-use crate::mesh::{Mesh, MeshHandle};
 use crate::node::{self, Births, Enrolment, LocalPods};
-use crate::steer::{self, KubeletSettings, LogScope, Startup, SteerSettings, Steering};
+use crate::steer::{self, KubeletSettings, LogScope, Prepared, Startup, SteerError, SteerSettings, Steering};
 use crate::telemetry::{Telemetry, TelemetrySettings};
 
-/// How often a drain looks whether it is done.
-const DRAIN_POLL: std::time::Duration = std::time::Duration::from_millis(10);
+/// How long a proxy that takes over waits for its certificates; the one in charge has its own.
+const CERTIFICATES_BEFORE_HANDOVER: std::time::Duration = std::time::Duration::from_secs(15);
 /// How long a captured connection that nobody accepts is remembered, at least.
 const SWEEP_EVERY: std::time::Duration = std::time::Duration::from_secs(60);
 /// How often it is looked whether most connections have gone, whose memory the kernel then gets back.
 const TRIM_EVERY: std::time::Duration = std::time::Duration::from_secs(5);
 /// How often it is looked whether the kubelet has been started anew.
 const KUBELET_EVERY: std::time::Duration = std::time::Duration::from_secs(1);
-/// How often telemetry is told what is gone, where the mesh does not change.
-const FORGET_EVERY: std::time::Duration = std::time::Duration::from_secs(120);
 
 /// Runs the proxy of this node until it is told to stop and has drained.
 pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
@@ -44,6 +46,11 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
     let readiness = Readiness::new();
     let starting = readiness.pending("kernel programs and self-test");
 
+    let turn = Turn::wait(&settings.run_dir).await?;
+    let mut predecessor = Predecessor::find(&settings.run_dir).await?;
+    if let Some(predecessor) = &predecessor {
+        tracing::info!("to take over from {}", predecessor.name);
+    }
     let source = FileSource::open(&settings.mesh_file)?;
     let (mesh, source_status) = (source.mesh(), source.status());
     let certs = cert_store(&settings)?;
@@ -55,8 +62,6 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
     let telemetry = Telemetry::new(telemetry_settings, Arc::new(certs.clone())).context("starting the access log")?;
     let pods = LocalPods::default();
     let (quit, mut told_to_quit) = watch::channel(false);
-    let admin = AdminListener::bind(settings.admin).await?;
-    tracing::info!("admin page on http://{}", admin.local_addr()?);
     let state = AdminState {
         telemetry: Arc::clone(&telemetry),
         readiness: readiness.clone(),
@@ -65,26 +70,37 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
             quit.send_replace(true);
         }),
     };
-    tokio::spawn(async move {
-        if let Err(error) = admin::serve(admin, state, std::future::pending()).await {
-            tracing::error!("the admin page has ended: {error}");
-        }
-    });
+    let admin = AdminPage::new(settings.admin, state);
+    // A predecessor has the admin page's address until it leaves.
+    if predecessor.is_none() {
+        admin.open().await?;
+    }
     tokio::spawn(source.watch());
 
-    let steering = Arc::new(start_steering(&settings).await?);
+    let prepared = prepare_steering(&settings).await?;
+    let (adopts, pods_cgroup) = (prepared.adopts(), settings.pods_cgroup.clone());
+    if adopts {
+        // Before anything is replaced that another process has put in place, and that works.
+        let pods_cgroup = pods_cgroup.clone();
+        spawn_blocking(move || node::isolated_self_test(&pods_cgroup)).await??;
+    }
+    let mut leases = Vec::new();
+    if let Some(predecessor) = &mut predecessor {
+        leases = fetch_certificates(&certs, &settings.node_name, &mesh)
+            .await
+            .with_context(|| format!("{} stays in charge", predecessor.name))?;
+        predecessor.freeze().await?;
+    }
+    let steering = spawn_blocking(move || -> Result<_, SteerError> {
+        let steering = prepared.attach()?;
+        if !adopts {
+            node::self_test(&steering, &pods_cgroup)?;
+        }
+        Ok(Arc::new(steering))
+    })
+    .await??;
     if let Some(log) = steering.take_log() {
         tokio::spawn(steer::forward_logs(log));
-    }
-    let (tested, pods_cgroup) = (Arc::clone(&steering), settings.pods_cgroup.clone());
-    spawn_blocking(move || node::self_test(&tested, &pods_cgroup)).await??;
-    if settings.kubelet_cgroup.is_some() {
-        let mut keeper = KubeletKeeper {
-            steering: Arc::clone(&steering),
-            last_error: None,
-        };
-        keeper.look();
-        tokio::spawn(keeper.keep());
     }
     let (drain, draining) = watch::channel(false);
     let plane = Arc::new(Dataplane {
@@ -113,13 +129,14 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
 
     let direct = Arc::new(DirectConnections::new(Arc::clone(&plane), steering.open_direct()));
     telemetry.watch_direct(Arc::clone(&direct));
-    let ends = steering.direct_ends()?;
-    let told = Arc::clone(&direct);
-    tokio::spawn(async move {
-        if let Err(error) = ends.follow(|end| told.ended(end)).await {
-            tracing::error!("reading the ends of direct connections: {error}; they are no longer logged and counted");
-        }
-    });
+    let kept = Kept {
+        enrolment,
+        maps: steering.verdicts(),
+        verdicts: Verdicts::take_over(steering.verdicts())?,
+        direct: Arc::clone(&direct),
+        pods: pods.clone(),
+        telemetry: Arc::clone(&telemetry),
+    };
     let (namespaces, born) = (steering.namespaces(), Arc::new(Notify::new()));
     telemetry.watch_startup(namespaces.clone());
     let births = {
@@ -127,22 +144,41 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
         let (node, pods_cgroup) = (settings.node_name.clone(), settings.pods_cgroup.clone());
         spawn_blocking(move || Births::watch(&pods_cgroup, &namespaces, &node, mesh, born)).await??
     };
-    let keeper = Keeper {
-        enrolment,
-        born,
-        verdicts: Verdicts::take_over(steering.verdicts())?,
-        direct: Arc::clone(&direct),
-        mesh: mesh.clone(),
-        pods: pods.clone(),
-        telemetry: Arc::clone(&telemetry),
-    };
-    let (keeper, retry) = keeper.reconcile().await?;
+    let mut keeper = Keeper::new(kept, mesh.clone(), readiness.clone(), born);
+    keeper.reconcile().await?;
+    drop(leases);
+    if let Some(predecessor) = predecessor {
+        tracing::info!("taking over from {}", predecessor.name);
+        // All is in place: what it thinks of it changes nothing.
+        if let Err(error) = predecessor.drain().await {
+            tracing::warn!("{error:#}");
+        }
+        admin.open_when_free();
+    }
+    let (wish, mut wishes) = mpsc::channel(1);
+    tokio::spawn(Control::bind(&settings.run_dir)?.serve(wish));
+    drop(turn);
+    // A predecessor has read it until now.
+    let ends = steering.direct_ends()?;
+    let told = Arc::clone(&direct);
+    let reading = tokio::spawn(async move {
+        if let Err(error) = ends.follow(|end| told.ended(end)).await {
+            tracing::error!("reading the ends of direct connections: {error}; they are no longer logged and counted");
+        }
+    });
     // Now that all that was there before is known.
     namespaces.set_startup(match settings.startup {
         StartupMode::Enforced => Startup::Enforced,
         StartupMode::Permissive => Startup::Permissive,
     })?;
-    births.follow().context("starting the thread that watches births")?;
+    // A predecessor has followed them until now.
+    let births = births.follow().context("starting the thread that watches births")?;
+    let mut kubelet = KubeletKeeper {
+        steering: Arc::clone(&steering),
+        last_error: None,
+    };
+    kubelet.look();
+    let kubelet = settings.kubelet_cgroup.is_some().then(|| tokio::spawn(kubelet.keep()));
     for pod in pods.all().values() {
         let (certs, id) = (certs.clone(), pod.identity().clone());
         if certs.try_get(&id).is_none() {
@@ -188,35 +224,57 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
             most = most.max(open);
         }
     });
-    let keep = keeper.follow(retry);
-    tokio::pin!(keep);
-    tokio::select! {
-        never = &mut keep => return never,
-        () = stop.wait() => {}
-        _ = told_to_quit.wait_for(|quit| *quit) => {}
-    }
-    tracing::info!("draining for at most {} ms", settings.drain_deadline.as_millis());
+    let superseded = tokio::select! {
+        kept = keeper.keep(&mut wishes) => Some(kept?),
+        () = stop.wait() => None,
+        _ = told_to_quit.wait_for(|quit| *quit) => None,
+    };
     let _draining = readiness.pending("draining");
-    drain.send_replace(true);
-    let drained = timeout(settings.drain_deadline, async {
-        while telemetry.open_connections() > 0 {
-            sleep(DRAIN_POLL).await;
-        }
-    });
-    tokio::select! {
-        drained = drained => {
-            if drained.is_err() {
-                tracing::warn!("{} connections are reset: the drain's deadline has passed", telemetry.open_connections());
+    let workers_drain = Drain {
+        started: drain,
+        deadline: settings.drain_deadline,
+        telemetry: &telemetry,
+    };
+    match superseded {
+        None => workers_drain.after_stop(&mut stop, &mut wishes, &admin).await,
+        Some(leave) => {
+            admin.close();
+            // The successor reads them from now on.
+            reading.abort();
+            if let Some(kubelet) = kubelet {
+                kubelet.abort();
             }
+            spawn_blocking(move || births.stop()).await?;
+            // The successor waits for this word, and for the address.
+            let _ = leave.send(());
+            workers_drain.after_handover(&mut stop, &mut keeper).await;
         }
-        // Asked twice.
-        () = stop.wait() => {}
     }
     workers.stop(telemetry.open_connections() == 0);
     Ok(())
 }
 
-async fn start_steering(settings: &NodeSettings) -> anyhow::Result<Steering> {
+/// Gets a certificate for each identity of this node's pods, before any of their connections needs it.
+async fn fetch_certificates(certs: &CertStore, node: &str, mesh: &MeshHandle) -> anyhow::Result<Vec<IdentityLease>> {
+    let identities = node::wanted_identities(node, &mesh.load());
+    let leases = identities.iter().map(|id| certs.acquire(id)).collect();
+    let all = async {
+        for id in &identities {
+            // Each try waits for a while.
+            while let Err(error) = certs.get(id).await {
+                tracing::warn!("{error}");
+            }
+        }
+    };
+    let in_time = timeout(CERTIFICATES_BEFORE_HANDOVER, all).await;
+    in_time.map_err(|_| {
+        let seconds = CERTIFICATES_BEFORE_HANDOVER.as_secs();
+        anyhow::anyhow!("the certificate authority has not issued all certificates within {seconds} s")
+    })?;
+    Ok(leases)
+}
+
+async fn prepare_steering(settings: &NodeSettings) -> anyhow::Result<Prepared> {
     let log = match &settings.bpf_log {
         BpfLog::None => LogScope::None,
         BpfLog::All => LogScope::All,
@@ -228,9 +286,10 @@ async fn start_steering(settings: &NodeSettings) -> anyhow::Result<Steering> {
     let steer_settings = SteerSettings {
         pods_cgroup: settings.pods_cgroup.clone(),
         kubelet: kubelet_settings(settings)?,
+        bpf_dir: settings.bpf_dir.clone(),
         log,
     };
-    Ok(spawn_blocking(move || Steering::start(&steer_settings)).await??)
+    Ok(spawn_blocking(move || Prepared::new(&steer_settings)).await??)
 }
 
 fn kubelet_settings(settings: &NodeSettings) -> anyhow::Result<Option<KubeletSettings>> {
@@ -301,65 +360,6 @@ fn hbone_settings(settings: &NodeSettings) -> HboneSettings {
         handshake_timeout: settings.handshake_timeout,
         request_timeout: settings.connect_timeout + settings.handshake_timeout,
         ..HboneSettings::default()
-    }
-}
-
-/// Keeps enrolment and the kernel's verdicts as the mesh says.
-struct Keeper {
-    enrolment: Enrolment,
-    /// Woken when a pod that should be enrolled is there, and is not.
-    born: Arc<Notify>,
-    verdicts: Verdicts,
-    direct: Arc<DirectConnections>,
-    mesh: MeshHandle,
-    pods: LocalPods,
-    telemetry: Arc<Telemetry>,
-}
-
-impl Keeper {
-    /// Follows the mesh once, on a thread where that may take its time. Gives whether some pod has to be tried again.
-    async fn reconcile(mut self) -> anyhow::Result<(Self, bool)> {
-        Ok(spawn_blocking(move || {
-            let mesh = self.mesh.load();
-            // What policies forbid by now first; then, with the pods that are there, once more.
-            self.publish(&mesh);
-            self.enforce();
-            let retry = self.enrolment.reconcile(&mesh);
-            self.publish(&mesh);
-            self.telemetry.forget_missing(mesh.workloads(), Instant::now());
-            (self, retry)
-        })
-        .await?)
-    }
-
-    fn publish(&mut self, mesh: &Mesh) {
-        if let Err(error) = self.verdicts.publish(mesh, &self.pods) {
-            tracing::error!("{error}; connections that the kernel knows no verdict of take the proxy");
-        }
-    }
-
-    fn enforce(&self) {
-        match self.direct.enforce() {
-            Ok(0) => {}
-            Ok(count) => tracing::info!("ended {count} direct connections that policies forbid by now"),
-            Err(error) => tracing::error!("{error}; open connections that policies forbid by now go on"),
-        }
-    }
-
-    /// Follows the mesh, for good.
-    async fn follow(mut self, mut retry: bool) -> anyhow::Result<()> {
-        let (mut generations, born) = (self.mesh.subscribe(), Arc::clone(&self.born));
-        let mut forget = interval(FORGET_EVERY);
-        forget.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
-            tokio::select! {
-                changed = generations.changed() => changed.context("the mesh's source has ended")?,
-                () = sleep(node::RETRY), if retry => {}
-                () = born.notified() => {}
-                _ = forget.tick() => {}
-            }
-            (self, retry) = self.reconcile().await?;
-        }
     }
 }
 

@@ -68,6 +68,10 @@ pub struct NodeSettings {
     pub kubelet_cgroup: Option<PathBuf>,
     /// The kubelet's command name; empty where every process of its cgroup is it.
     pub kubelet_command: String,
+    /// The folder of a bpffs in which maps and programs are pinned.
+    pub bpf_dir: PathBuf,
+    /// The folder of the socket by which one process hands over to the next.
+    pub run_dir: PathBuf,
     /// The certificate authority.
     pub ca: CaClientSettings,
     /// How long a connection waits for a certificate that is not there yet.
@@ -78,7 +82,7 @@ pub struct NodeSettings {
     pub connect_timeout: Duration,
     /// The deadline of each of TLS, HTTP/2 set-up and CONNECT.
     pub handshake_timeout: Duration,
-    /// How long open connections may go on after SIGTERM.
+    /// How long open connections may go on after SIGTERM, or after another process has taken over.
     pub drain_deadline: Duration,
     /// HTTP/2 window of a stream, in bytes.
     pub stream_window: u32,
@@ -122,6 +126,8 @@ impl TryFrom<NodeArgs> for NodeSettings {
             startup: args.startup,
             kubelet_cgroup: args.kubelet_cgroup,
             kubelet_command: args.kubelet_command,
+            bpf_dir: args.bpf_dir,
+            run_dir: args.run_dir,
             ca: CaClientSettings {
                 address: args.ca_address,
                 root: args.ca_root,

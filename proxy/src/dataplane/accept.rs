@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
@@ -16,7 +17,7 @@ use crate::node::LocalPod;
 /// How long accepting pauses when the kernel has no descriptor or memory for a connection, at first and at most.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
-/// Accepts until the process drains, then waits for what was accepted. Dropping it ends everything it has accepted.
+/// Accepts until the process drains, and then what the kernel has accepted by then; waits for all of that. Dropping it ends everything it has accepted.
 pub(super) async fn accept_all<F>(
     worker: Rc<Worker>,
     pod: Arc<LocalPod>,
@@ -50,6 +51,10 @@ pub(super) async fn accept_all<F>(
                 }
             },
         }
+    }
+    while let Some(Ok((tcp, from))) = listener.accept().now_or_never() {
+        let from = SocketAddr::new(from.ip().to_canonical(), from.port());
+        connections.spawn_local(handle(Rc::clone(&worker), Arc::clone(&pod), tcp, from));
     }
     drop(listener);
     while connections.join_next().await.is_some() {}

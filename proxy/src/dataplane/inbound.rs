@@ -112,6 +112,7 @@ async fn serve_stream(
     serial: Arc<str>,
 ) {
     let mut track = Track::new(&worker.plane, Reporter::Destination, Path::Hbone, Phase::Request);
+    let decided = worker.standing.moment();
     if let Some(draft) = track.draft() {
         draft.certificate_serial = Some(serial);
         draft.source.identity = Some(SpiffeId::clone(&peer));
@@ -123,7 +124,9 @@ async fn serve_stream(
     let connection = track.open();
     let (receiver, sender) = stream.split();
     let client = (TunnelReader(receiver), TunnelWriter(sender));
-    let outcome = relay(client, app.split(), &connection.sent, &connection.received).await;
+    let standee = worker.standing.enter(&connection, decided, &worker.plane.mesh);
+    let (sent, received, breaker) = (&connection.sent, &connection.received, Some(standee.breaker()));
+    let outcome = relay(client, app.split(), sent, received, breaker).await;
     app.close_if(&outcome);
     track.end_of_relay(outcome);
 }
@@ -198,6 +201,7 @@ async fn connect_stream(
 /// Carries one plaintext connection to its end.
 pub(super) async fn serve_plaintext(worker: Rc<Worker>, pod: Arc<LocalPod>, tcp: TcpStream, from: SocketAddr) {
     let mut track = Track::new(&worker.plane, Reporter::Destination, Path::Plain, Phase::Accept);
+    let decided = worker.standing.moment();
     let to = tcp
         .local_addr()
         .map(|to| SocketAddr::new(to.ip().to_canonical(), to.port()));
@@ -214,7 +218,9 @@ pub(super) async fn serve_plaintext(worker: Rc<Worker>, pod: Arc<LocalPod>, tcp:
         Err(refusal) => return track.end(refusal),
     };
     let connection = track.open();
-    let outcome = relay(client.split(), app.split(), &connection.sent, &connection.received).await;
+    let standee = worker.standing.enter(&connection, decided, &worker.plane.mesh);
+    let (sent, received, breaker) = (&connection.sent, &connection.received, Some(standee.breaker()));
+    let outcome = relay(client.split(), app.split(), sent, received, breaker).await;
     client.close_if(&outcome);
     app.close_if(&outcome);
     track.end_of_relay(outcome);

@@ -13,6 +13,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::record::{Author, How, Party, Path, Peer, Phase, Reporter};
+use super::standing::Standee;
 use super::track::{Refusal, Track};
 use super::worker::Worker;
 use crate::hbone::{HboneError, PoolKey, Shown, Stream, Tunnel};
@@ -36,6 +37,7 @@ enum Next {
 /// Carries one captured connection to its end. The application that dialled sees a reset where it is refused.
 pub(super) async fn serve(worker: Rc<Worker>, pod: Arc<LocalPod>, tcp: TcpStream, client: SocketAddr) {
     let mut track = Track::new(&worker.plane, Reporter::Source, Path::Plain, Phase::Accept);
+    let decided = worker.standing.moment();
     let server_port = tcp.local_addr().map(|addr| addr.port());
     let mut app = AppStream::new(tcp);
     // In a box, so that what it needs is not kept while bytes flow.
@@ -54,12 +56,17 @@ pub(super) async fn serve(worker: Rc<Worker>, pod: Arc<LocalPod>, tcp: TcpStream
                 (TunnelReader(receiver), TunnelWriter(sender)),
                 sent,
                 received,
+                // The destination's proxy has decided.
+                None,
             )
             .await
         }
         Next::Tcp(tcp) => {
             let mut server = AppStream::new(tcp);
-            let outcome = relay(app.split(), server.split(), sent, received).await;
+            let local = connection.path == Path::Local;
+            let standee = local.then(|| worker.standing.enter(&connection, decided, &worker.plane.mesh));
+            let breaker = standee.as_ref().map(Standee::breaker);
+            let outcome = relay(app.split(), server.split(), sent, received, breaker).await;
             server.close_if(&outcome);
             outcome
         }
@@ -174,6 +181,12 @@ async fn attempt(
             (Some(_), None) => Path::Hbone,
             (Some(_), Some(_)) => Path::Local,
         };
+    }
+    // A pod that may configure its namespace can take any address for its source. In the mesh the address would be
+    // shown to the application and to policies as this pod's, which it is not.
+    if in_mesh.is_some() && !pod.workload().addresses.contains(&client.ip()) {
+        let how = How::Refused(format!("the source {} is not an address of this pod", client.ip()));
+        return Err((Party::Proxy, how));
     }
     match (in_mesh, local) {
         // To a peer outside the mesh.

@@ -130,6 +130,7 @@ impl Track {
             Outcome::Broken(side, Fault::Reset | Fault::Stopped) => (party(side), How::Reset),
             Outcome::Broken(side, Fault::Timeout) => (party(side), How::Timeout),
             Outcome::Broken(side, Fault::Other(text)) => (party(side), How::Error(text)),
+            Outcome::Cut(rule) => (Party::Proxy, How::Policy(rule)),
         });
     }
 }

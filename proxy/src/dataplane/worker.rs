@@ -14,6 +14,7 @@ use tokio::task::{JoinSet, LocalSet};
 use tokio::time::{sleep, timeout};
 
 use super::accept::accept_all;
+use super::standing::Standing;
 use super::{Dataplane, inbound, outbound};
 use crate::hbone::{HboneSettings, Pool};
 use crate::node::{LocalPod, PodListeners, PodServer};
@@ -28,10 +29,13 @@ pub(super) struct Worker {
     pub(super) pool: Rc<Pool>,
     pub(super) hbone: Rc<HboneSettings>,
     pub(super) rng: RefCell<fastrand::Rng>,
+    pub(super) standing: Standing,
 }
 
 enum Command {
     Add(Arc<LocalPod>, PodListeners),
+    /// Serve these listeners too.
+    Listen(Arc<LocalPod>, PodListeners),
     Remove(Arc<str>),
     /// End; first, if so, let tunnels send what they hold.
     Stop {
@@ -93,6 +97,13 @@ impl PodServer for Workers {
         }
     }
 
+    fn listening(&self, pod: &Arc<LocalPod>, listeners: Vec<PodListeners>) {
+        for (worker, listeners) in self.commands.iter().zip(listeners) {
+            // A worker that has ended serves nothing any more.
+            let _ = worker.send(Command::Listen(Arc::clone(pod), listeners));
+        }
+    }
+
     fn removed(&self, uid: &str) {
         for worker in &self.commands {
             // A worker that has ended serves nothing any more.
@@ -107,6 +118,7 @@ async fn run(plane: Arc<Dataplane>, mut commands: mpsc::UnboundedReceiver<Comman
         plane,
         pool: Rc::default(),
         rng: RefCell::new(fastrand::Rng::new()),
+        standing: Standing::default(),
     });
     let mut pods: HashMap<Arc<str>, JoinSet<()>> = HashMap::new();
     let mut generations = worker.plane.mesh.subscribe();
@@ -115,10 +127,19 @@ async fn run(plane: Arc<Dataplane>, mut commands: mpsc::UnboundedReceiver<Comman
     loop {
         tokio::select! {
             command = commands.recv() => match command {
-                Some(Command::Add(pod, listeners)) => match serve(&worker, &pod, listeners) {
-                    Ok(tasks) => drop(pods.insert(Arc::clone(pod.uid()), tasks)),
-                    Err(error) => tracing::error!("pod {} is not served: {error}", pod.uid()),
-                },
+                Some(Command::Add(pod, listeners)) => {
+                    let mut tasks = JoinSet::new();
+                    if let Err(error) = serve(&worker, &pod, listeners, &mut tasks) {
+                        tracing::error!("pod {} is not served: {error}", pod.uid());
+                    }
+                    pods.insert(Arc::clone(pod.uid()), tasks);
+                }
+                Some(Command::Listen(pod, listeners)) => {
+                    let tasks = pods.entry(Arc::clone(pod.uid())).or_default();
+                    if let Err(error) = serve(&worker, &pod, listeners, tasks) {
+                        tracing::error!("pod {} is not served: {error}", pod.uid());
+                    }
+                }
                 Some(Command::Remove(uid)) => {
                     pods.remove(&uid);
                     worker.pool.forget_source(&uid);
@@ -133,10 +154,11 @@ async fn run(plane: Arc<Dataplane>, mut commands: mpsc::UnboundedReceiver<Comman
             Ok(()) = generations.changed() => {
                 let mesh = worker.plane.mesh.load();
                 worker.pool.retain_destinations(|uid| mesh.workload_by_uid(uid).is_some());
+                worker.standing.review(&mesh).await;
             }
             Ok(_) = draining.wait_for(|draining| *draining), if !drained => {
                 drained = true;
-                worker.pool.clear();
+                worker.pool.retire_all();
             }
         }
     }
@@ -144,6 +166,7 @@ async fn run(plane: Arc<Dataplane>, mut commands: mpsc::UnboundedReceiver<Comman
 
 /// Waits for the tunnels to end: the servers' with the pods' tasks, the clients' as they let go of the settings.
 async fn flush(worker: &Worker, pods: &mut HashMap<Arc<str>, JoinSet<()>>) {
+    worker.pool.retire_all();
     for tasks in pods.values_mut() {
         while tasks.join_next().await.is_some() {}
     }
@@ -152,8 +175,7 @@ async fn flush(worker: &Worker, pods: &mut HashMap<Arc<str>, JoinSet<()>>) {
     }
 }
 
-fn serve(worker: &Rc<Worker>, pod: &Arc<LocalPod>, listeners: PodListeners) -> io::Result<JoinSet<()>> {
-    let mut tasks = JoinSet::new();
+fn serve(worker: &Rc<Worker>, pod: &Arc<LocalPod>, listeners: PodListeners, tasks: &mut JoinSet<()>) -> io::Result<()> {
     let (w, p) = (Rc::clone(worker), Arc::clone(pod));
     tasks.spawn_local(accept_all(
         w,
@@ -175,5 +197,5 @@ fn serve(worker: &Rc<Worker>, pod: &Arc<LocalPod>, listeners: PodListeners) -> i
         TcpListener::from_std(listeners.plaintext)?,
         inbound::serve_plaintext,
     ));
-    Ok(tasks)
+    Ok(())
 }

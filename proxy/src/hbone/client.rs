@@ -9,7 +9,7 @@ use std::time::{Instant, SystemTime};
 
 use bytes::Bytes;
 use h2::client::SendRequest;
-use h2::{Ping, PingPong};
+use h2::{Ping, PingPong, Reason};
 use http::{Method, Request, StatusCode};
 use rustls::ClientConfig;
 use tokio::net::TcpStream;
@@ -184,8 +184,9 @@ impl Tunnel {
             let (response, send) = requests.send_request(request, false).map_err(stale)?;
             drop(requests);
             let response = response.await.map_err(|error| {
-                // A peer that resets the stream has answered; anything else says that the tunnel is gone.
-                if error.is_reset() {
+                // A peer that resets the stream has answered, unless it says that it has not taken it up (RFC 9113, 8.7);
+                // anything else says that the tunnel is gone.
+                if error.is_reset() && error.reason() != Some(Reason::REFUSED_STREAM) {
                     OpenError::Failed(HboneError::Reset)
                 } else {
                     stale(error)

@@ -17,8 +17,9 @@ use super::client::OpenError;
 use super::{HboneError, Stream, Tunnel};
 use crate::identity::SpiffeId;
 
-/// How often a request is made anew after its tunnel went away under it.
-const STALE_RETRIES: u32 = 3;
+/// How often a request is made anew after its tunnel went away under it. A peer that hands over to its successor says
+/// goodbye on all of its tunnels at once, and each may be found out by a request.
+const STALE_RETRIES: u32 = 32;
 
 /// How long a stream may take to open, tunnels that had to be made for it included. Each step has a shorter deadline
 /// of its own; this one ends the efforts with a peer whose tunnels have no room as soon as they stand.
@@ -103,9 +104,13 @@ impl Pool {
         self.entries.borrow_mut().retain(|key, _| exists(&key.destination_uid));
     }
 
-    /// Lets go of all tunnels; streams on them go on to their end.
-    pub fn clear(&self) {
-        self.entries.borrow_mut().clear();
+    /// Lets go of all tunnels; streams on them go on to their end, and whoever waits for a tunnel that is on its way
+    /// still gets it.
+    pub fn retire_all(&self) {
+        self.entries.borrow_mut().retain(|_, entry| {
+            entry.tunnels.drain(..).for_each(|tunnel| tunnel.retire());
+            entry.dialling.is_some()
+        });
     }
 
     fn with_room(&self, key: &PoolKey) -> Option<Rc<Tunnel>> {

@@ -2,12 +2,12 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
-use std::io;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -38,7 +38,9 @@ const SWEEP: Duration = Duration::from_secs(30);
 pub struct Births {
     classifier: Classifier,
     inotify: Inotify,
-    strangers: Strangers,
+    namespaces: Namespaces,
+    /// There once nobody else reads them.
+    strangers: Option<Strangers>,
     /// Until when these are gathered.
     gathering: Instant,
     /// The cgroups that are watched.
@@ -70,7 +72,8 @@ impl Births {
         let mut births = Self {
             classifier: Classifier::new(pods_cgroup, namespaces.clone(), node, mesh, born)?,
             inotify: Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK).map_err(failed)?,
-            strangers: namespaces.strangers()?,
+            namespaces: namespaces.clone(),
+            strangers: None,
             gathering: Instant::now(),
             watched: HashMap::new(),
             by_id: HashMap::new(),
@@ -82,30 +85,42 @@ impl Births {
         Ok(births)
     }
 
-    /// Goes on watching, on a thread of its own, as long as the process lives.
-    pub fn follow(mut self) -> io::Result<()> {
-        let thread = thread::Builder::new().name("births".to_owned());
-        thread.spawn(move || {
+    /// Goes on watching, on a thread of its own, until that is stopped.
+    pub fn follow(mut self) -> Result<BirthWatch, ClassifyError> {
+        let failed = |error| ClassifyError::Watch {
+            path: self.classifier.root.clone(),
+            error,
+        };
+        let (stop, stopped) = UnixStream::pair().map_err(failed)?;
+        self.strangers = Some(self.namespaces.strangers()?);
+        let root = self.classifier.root.clone();
+        let work = move || {
             let mut next_sweep = Instant::now() + SWEEP;
             loop {
                 let now = Instant::now();
                 let worked = if now >= next_sweep {
                     next_sweep = now + SWEEP;
-                    self.sweep()
+                    self.sweep().map(|()| true)
                 } else {
-                    self.step(next_sweep)
+                    self.step(next_sweep, &stopped)
                 };
-                if let Err(error) = worked {
-                    tracing::error!("{error}; pods that are born are classified later, and refused until then");
-                    thread::sleep(Duration::from_secs(1));
+                match worked {
+                    Ok(true) => {}
+                    Ok(false) => return,
+                    Err(error) => {
+                        tracing::error!("{error}; pods that are born are classified later, and refused until then");
+                        thread::sleep(Duration::from_secs(1));
+                    }
                 }
             }
-        })?;
-        Ok(())
+        };
+        let thread = thread::Builder::new().name("births".to_owned()).spawn(work);
+        let thread = thread.map_err(|error| ClassifyError::Watch { path: root, error })?;
+        Ok(BirthWatch { stop, thread })
     }
 
-    /// Waits for something to happen, at most until then, and looks at what it is about.
-    fn step(&mut self, until: Instant) -> Result<(), ClassifyError> {
+    /// Waits for something to happen, at most until then, and looks at what it is about. False where it is told to stop.
+    fn step(&mut self, until: Instant, stopped: &UnixStream) -> Result<bool, ClassifyError> {
         let mut next = self.again.values().map(|(when, _)| *when).fold(until, Instant::min);
         let mut for_strangers = PollFlags::POLLIN;
         if self.gathering > Instant::now() {
@@ -115,10 +130,14 @@ impl Births {
         // Rounded up, so that what is due is due when it is woken.
         let wait = next.saturating_duration_since(Instant::now()).as_millis() + 1;
         let timeout = PollTimeout::try_from(wait.min(60_000) as i32).unwrap_or(PollTimeout::MAX);
-        let [events, strangers] = {
+        let Some(strangers) = &self.strangers else {
+            return Ok(false);
+        };
+        let [events, strangers, stop] = {
             let mut ready = [
                 PollFd::new(self.inotify.as_fd(), PollFlags::POLLIN),
-                PollFd::new(self.strangers.as_fd(), for_strangers),
+                PollFd::new(strangers.as_fd(), for_strangers),
+                PollFd::new(stopped.as_fd(), PollFlags::POLLIN),
             ];
             match poll(&mut ready, timeout) {
                 Ok(_) | Err(Errno::EINTR) => {}
@@ -126,6 +145,9 @@ impl Births {
             }
             ready.map(|fd| fd.any().unwrap_or(true))
         };
+        if stop {
+            return Ok(false);
+        }
         let mut touched = HashSet::new();
         if events {
             self.take_events(&mut touched)?;
@@ -152,7 +174,7 @@ impl Births {
         if self.classifier.is_full() {
             self.sweep()?;
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Learns which cgroups have got processes, or are new.
@@ -192,7 +214,7 @@ impl Births {
 
     /// Learns in which cgroups somebody has connected in a namespace that nobody has looked at.
     fn take_strangers(&mut self, touched: &mut HashSet<PathBuf>) {
-        while let Some(stranger) = self.strangers.take() {
+        while let Some(stranger) = self.strangers.as_mut().and_then(Strangers::take) {
             if self.logged.len() < LOGGED && self.logged.insert(stranger.netns) {
                 let refused = stranger.startup == Startup::Enforced as u32;
                 tracing::info!(
@@ -259,5 +281,20 @@ impl Births {
             path: self.classifier.root.clone(),
             error: error.into(),
         }
+    }
+}
+
+/// The thread that follows births; it ends when this is dropped.
+pub struct BirthWatch {
+    stop: UnixStream,
+    thread: JoinHandle<()>,
+}
+
+impl BirthWatch {
+    /// Ends it, and waits until it has ended: another process is to follow births from now on.
+    pub fn stop(self) {
+        drop(self.stop);
+        // One that has panicked has ended too.
+        let _ = self.thread.join();
     }
 }

@@ -8,15 +8,14 @@ use arc_swap::ArcSwap;
 use super::Netns;
 use crate::identity::{IdentityLease, SpiffeId};
 use crate::mesh::Workload;
-use crate::steer::PodAttachment;
+use crate::steer::PodPlace;
 
 /// What the data plane needs of an enrolled pod.
 pub struct LocalPod {
     workload: Arc<Workload>,
     netns: Netns,
     local_ports: [u16; 2],
-    slot: u32,
-    source: u32,
+    place: PodPlace,
     lease: IdentityLease,
 }
 
@@ -25,15 +24,14 @@ impl LocalPod {
         workload: Arc<Workload>,
         netns: Netns,
         local_ports: [u16; 2],
-        attachment: &PodAttachment,
+        place: PodPlace,
         lease: IdentityLease,
     ) -> Self {
         Self {
             workload,
             netns,
             local_ports,
-            slot: attachment.slot(),
-            source: attachment.source(),
+            place,
             lease,
         }
     }
@@ -60,12 +58,12 @@ impl LocalPod {
 
     /// Its name as a destination of the kernel's verdicts.
     pub fn slot(&self) -> u32 {
-        self.slot
+        self.place.slot
     }
 
     /// The number of its identity among the sources of the kernel's verdicts.
     pub fn source(&self) -> u32 {
-        self.source
+        self.place.source
     }
 
     /// The identity of whatever comes from the pod's network namespace.

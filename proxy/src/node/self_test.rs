@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{self, BufRead as _, Write as _};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use nix::sched::{CloneFlags, unshare};
 
 use super::{Netns, listen_in};
-use crate::steer::{PodSteering, SteerError, Steering};
+use crate::steer::{ListenerFds, PodSteering, SteerError, Steering, is_cgroup2};
 
 /// The scratch pod's own address, of the range for documentation (RFC 5737).
 const POD: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
@@ -22,9 +22,22 @@ const DEADLINE: Duration = Duration::from_secs(5);
 
 /// Connects from a scratch pod and sees that the connection arrives here, with its destination and its author.
 pub fn self_test(steering: &Steering, pods_cgroup: &Path) -> Result<(), SteerError> {
-    let cgroup = ScratchCgroup::make(pods_cgroup)?;
+    run(steering, &ScratchCgroup::make(pods_cgroup)?)
+}
+
+/// The same with programs and maps of its own, beside those that are in charge, which it does not touch.
+pub fn isolated_self_test(pods_cgroup: &Path) -> Result<(), SteerError> {
+    // Not among the pods, where the programs in charge would have their say.
+    let beside = pods_cgroup
+        .parent()
+        .filter(|parent| is_cgroup2(parent).unwrap_or(false));
+    let cgroup = ScratchCgroup::make(beside.unwrap_or(pods_cgroup))?;
+    run(&Steering::isolated(&cgroup.0)?, &cgroup)
+}
+
+fn run(steering: &Steering, cgroup: &ScratchCgroup) -> Result<(), SteerError> {
     // On a thread of its own, which ends inside the namespace; with it and the child goes the namespace.
-    thread::scope(|scope| scope.spawn(|| in_scratch_netns(steering, &cgroup)).join())
+    thread::scope(|scope| scope.spawn(|| in_scratch_netns(steering, cgroup)).join())
         .unwrap_or_else(|_| Err(SteerError::SelfTest("the test's thread panicked".to_owned())))
 }
 
@@ -37,7 +50,6 @@ pub fn self_test_connect() -> io::Result<()> {
 }
 
 fn in_scratch_netns(steering: &Steering, cgroup: &ScratchCgroup) -> Result<(), SteerError> {
-    let failed = |doing: &str, error: &dyn std::fmt::Display| SteerError::SelfTest(format!("{doing}: {error}"));
     unshare(CloneFlags::CLONE_NEWNET).map_err(|error| failed("making a network namespace", &error))?;
     let netns = Netns::current().map_err(|error| failed("opening the new namespace", &error))?;
     super::socket::bring_up_loopback(POD).map_err(|error| failed("bringing up the loopback", &error))?;
@@ -45,7 +57,7 @@ fn in_scratch_netns(steering: &Steering, cgroup: &ScratchCgroup) -> Result<(), S
     let Some(listeners) = listeners.first() else {
         unreachable!("one was asked for")
     };
-    let _attachment = steering.attach_pod(&PodSteering {
+    steering.attach_pod(&PodSteering {
         namespace: "adit",
         name: "self-test",
         netns: netns.as_fd(),
@@ -56,11 +68,23 @@ fn in_scratch_netns(steering: &Steering, cgroup: &ScratchCgroup) -> Result<(), S
         local_ports: netns
             .local_port_range()
             .map_err(|error| failed("reading the port range", &error))?,
-        outbound: listeners.outbound.as_fd(),
-        hbone: listeners.hbone.as_fd(),
-        plaintext: listeners.plaintext.as_fd(),
+        listeners: Some(ListenerFds {
+            outbound: listeners.outbound.as_fd(),
+            hbone: listeners.hbone.as_fd(),
+            plaintext: listeners.plaintext.as_fd(),
+        }),
     })?;
+    let result = connect_captured(steering, cgroup, netns.cookie(), &listeners.outbound);
+    steering.release_pod(netns.cookie());
+    result
+}
 
+fn connect_captured(
+    steering: &Steering,
+    cgroup: &ScratchCgroup,
+    cookie: u64,
+    outbound: &TcpListener,
+) -> Result<(), SteerError> {
     let mut child = KillOnDrop(
         Command::new("/proc/self/exe")
             .arg("self-test-connect")
@@ -80,7 +104,7 @@ fn in_scratch_netns(steering: &Steering, cgroup: &ScratchCgroup) -> Result<(), S
 
     let deadline = Instant::now() + DEADLINE;
     let (stream, from) = loop {
-        match listeners.outbound.accept() {
+        match outbound.accept() {
             Ok(accepted) => break accepted,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < deadline => {
                 thread::sleep(Duration::from_millis(1));
@@ -92,7 +116,7 @@ fn in_scratch_netns(steering: &Steering, cgroup: &ScratchCgroup) -> Result<(), S
         .local_addr()
         .map_err(|error| failed("reading the captured connection's address", &error))?;
     let from = SocketAddr::new(from.ip().to_canonical(), from.port());
-    let found = steering.flows().take(netns.cookie(), from, local.port())?;
+    let found = steering.flows().take(cookie, from, local.port())?;
     match found {
         Some(original) if original.addr == DESTINATION && original.pid == pid => {}
         Some(other) => {
@@ -115,7 +139,11 @@ fn in_scratch_netns(steering: &Steering, cgroup: &ScratchCgroup) -> Result<(), S
     Ok(())
 }
 
-/// A cgroup among the pods', for the length of the test.
+fn failed(doing: &str, error: &dyn std::fmt::Display) -> SteerError {
+    SteerError::SelfTest(format!("{doing}: {error}"))
+}
+
+/// A cgroup for the length of the test.
 struct ScratchCgroup(PathBuf);
 
 impl ScratchCgroup {

@@ -56,7 +56,7 @@ pub fn listen_in(netns: &Netns, workers: usize) -> Result<Vec<PodListeners>, Net
         .map_err(|error| netns.inside("making listeners", error))
 }
 
-/// `count` listeners at one port.
+/// `count` listeners at one port, and no more to come.
 fn group(count: usize) -> io::Result<Vec<TcpListener>> {
     let first = listener(None)?;
     let at = first.local_addr()?;
@@ -64,7 +64,31 @@ fn group(count: usize) -> io::Result<Vec<TcpListener>> {
     for _ in 1..count {
         listeners.push(listener(Some(at))?);
     }
+    close_group(&listeners, at.port())?;
     Ok(listeners)
+}
+
+/// Keeps processes of the pod with the proxy's user id out of the group: the kernel would spread connections over them
+/// too, past all that the proxy decides.
+///
+/// A bind to the group's port fails as soon as one member no longer shares it. That must not be the first, which the
+/// socket lookup is given: from a socket that does not share its port the kernel looks for no others.
+fn close_group(listeners: &[TcpListener], port: u16) -> io::Result<()> {
+    if let Some(last) = listeners.last() {
+        SockRef::from(last).set_reuse_port(false)?;
+    }
+    // The kernel remembers of a port that all who bound it share it, and then asks no more. One who does not share it,
+    // at another address, makes it forget.
+    let mut result = Ok(());
+    for _ in 0..BIND_ATTEMPTS {
+        let other = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))?;
+        let at = SocketAddr::new(loopback_source(Ipv4Addr::LOCALHOST.into()), port);
+        result = other.bind(&at.into());
+        if result.is_ok() {
+            break;
+        }
+    }
+    result
 }
 
 fn listener(at: Option<SocketAddr>) -> io::Result<TcpListener> {

@@ -1,6 +1,6 @@
 //! An application's TCP connection as a side of a relay.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::future::Future;
 use std::io;
 use std::net::Shutdown;
@@ -13,7 +13,7 @@ use socket2::SockRef;
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
-use super::{Fault, Outcome, Read, Write};
+use super::{Broken, Fault, Outcome, Read, Write};
 use crate::node::read_available;
 
 /// What one read takes at most.
@@ -33,21 +33,27 @@ thread_local! {
 pub struct AppStream {
     tcp: TcpStream,
     in_order: bool,
+    /// What the kernel tells but once. In a box, as few connections come to this.
+    broken: OnceCell<Box<Broken>>,
 }
 
 impl AppStream {
     /// Takes over a connection.
     pub fn new(tcp: TcpStream) -> Self {
-        Self { tcp, in_order: false }
+        Self {
+            tcp,
+            in_order: false,
+            broken: OnceCell::new(),
+        }
     }
 
     /// The two directions.
     pub fn split(&self) -> (TcpReader<'_>, TcpWriter<'_>) {
         (
-            TcpReader { tcp: &self.tcp },
+            TcpReader { stream: self },
             TcpWriter {
-                tcp: &self.tcp,
-                broken: None,
+                stream: self,
+                error: None,
             },
         )
     }
@@ -55,6 +61,14 @@ impl AppStream {
     /// Lets the connection close in order where both directions have ended.
     pub fn close_if(&mut self, outcome: &Outcome) {
         self.in_order = matches!(outcome, Outcome::Closed(_));
+    }
+
+    /// What an end of what is read means: none, or that the connection was found broken before.
+    fn end(&self) -> Result<(), Fault> {
+        match self.broken.get() {
+            Some(broken) if !broken.ended => Err(broken.fault.clone()),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -69,17 +83,18 @@ impl Drop for AppStream {
 
 /// The reading half.
 pub struct TcpReader<'a> {
-    tcp: &'a TcpStream,
+    stream: &'a AppStream,
 }
 
 impl Read for TcpReader<'_> {
     fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Fault>> {
+        let tcp = &self.stream.tcp;
         loop {
             // Most often there is nothing, for which no buffer is needed.
-            ready!(self.tcp.poll_read_ready(cx)).map_err(|error| fault(&error))?;
+            ready!(tcp.poll_read_ready(cx)).map_err(|error| fault(&error))?;
             let chunk = BUFFER.with_borrow_mut(|buffer| {
                 buffer.reserve(CHUNK);
-                let read = read_available(self.tcp, buffer)?;
+                let read = read_available(tcp, buffer)?;
                 if read > COPIED {
                     return Ok(std::mem::take(buffer).freeze());
                 }
@@ -88,7 +103,7 @@ impl Read for TcpReader<'_> {
                 Ok::<_, io::Error>(chunk)
             });
             return Poll::Ready(match chunk {
-                Ok(chunk) if chunk.is_empty() => Ok(None),
+                Ok(chunk) if chunk.is_empty() => self.stream.end().map(|()| None),
                 Ok(chunk) => Ok(Some(chunk)),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
                 Err(error) => Err(fault(&error)),
@@ -99,17 +114,18 @@ impl Read for TcpReader<'_> {
 
 /// The writing half.
 pub struct TcpWriter<'a> {
-    tcp: &'a TcpStream,
-    broken: Option<Pin<Box<dyn Future<Output = Fault> + 'a>>>,
+    stream: &'a AppStream,
+    /// Waits for an error. In a box, as few connections are ever watched.
+    error: Option<Pin<Box<dyn Future<Output = Broken> + 'a>>>,
 }
 
 impl Write for TcpWriter<'_> {
     fn poll_write(&mut self, cx: &mut Context<'_>, chunk: &mut Bytes) -> Poll<Result<(), Fault>> {
         while !chunk.is_empty() {
-            match self.tcp.try_write(chunk) {
+            match self.stream.tcp.try_write(chunk) {
                 Ok(written) => drop(chunk.split_to(written)),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    ready!(self.tcp.poll_write_ready(cx)).map_err(|error| fault(&error))?;
+                    ready!(self.stream.tcp.poll_write_ready(cx)).map_err(|error| fault(&error))?;
                 }
                 Err(error) => return Poll::Ready(Err(fault(&error))),
             }
@@ -118,20 +134,21 @@ impl Write for TcpWriter<'_> {
     }
 
     fn finish(&mut self) -> Result<(), Fault> {
-        match SockRef::from(self.tcp).shutdown(Shutdown::Write) {
+        match SockRef::from(&self.stream.tcp).shutdown(Shutdown::Write) {
             // Gone in the meantime: its reading half tells how.
             Err(error) if error.kind() != io::ErrorKind::NotConnected => Err(fault(&error)),
             _ => Ok(()),
         }
     }
 
-    fn poll_broken(&mut self, cx: &mut Context<'_>) -> Poll<Fault> {
-        let tcp = self.tcp;
-        // A box, as few connections ever come here.
-        self.broken
-            .get_or_insert_with(|| Box::pin(broken(tcp)))
-            .as_mut()
-            .poll(cx)
+    fn poll_broken(&mut self, cx: &mut Context<'_>) -> Poll<Broken> {
+        let stream = self.stream;
+        if let Some(found) = stream.broken.get() {
+            return Poll::Ready(Broken::clone(found));
+        }
+        let error = self.error.get_or_insert_with(|| Box::pin(broken(&stream.tcp)));
+        let found = ready!(error.as_mut().poll(cx));
+        Poll::Ready(Broken::clone(stream.broken.get_or_init(|| Box::new(found))))
     }
 
     fn abort(&mut self) {
@@ -139,14 +156,22 @@ impl Write for TcpWriter<'_> {
     }
 }
 
-async fn broken(tcp: &TcpStream) -> Fault {
-    match tcp.ready(Interest::ERROR).await {
-        Ok(_) => match SockRef::from(tcp).take_error() {
-            Ok(Some(error)) => fault(&error),
-            // Reported and cleared elsewhere; an error there was.
-            _ => Fault::Reset,
+async fn broken(tcp: &TcpStream) -> Broken {
+    let error = match tcp.ready(Interest::ERROR).await {
+        Ok(_) => SockRef::from(tcp).take_error(),
+        Err(error) => Ok(Some(error)),
+    };
+    match error {
+        Ok(Some(error)) => Broken {
+            fault: fault(&error),
+            // What the kernel calls a reset that comes after a FIN.
+            ended: error.kind() == io::ErrorKind::BrokenPipe,
         },
-        Err(error) => fault(&error),
+        // Reported and cleared elsewhere; an error there was.
+        _ => Broken {
+            fault: Fault::Reset,
+            ended: false,
+        },
     }
 }
 

@@ -5,7 +5,7 @@ use std::task::{Context, Poll, Waker, ready};
 use bytes::Bytes;
 use h2::Reason;
 
-use super::{Fault, Read, Write};
+use super::{Broken, Fault, Read, Write};
 use crate::hbone::{Receiver, Sender};
 
 /// The reading half.
@@ -46,11 +46,14 @@ impl Write for TunnelWriter {
         self.0.finish().map_err(|error| self.fault(&error))
     }
 
-    fn poll_broken(&mut self, cx: &mut Context<'_>) -> Poll<Fault> {
-        match ready!(self.0.poll_reset(cx)) {
-            Ok(reason) => Poll::Ready(of_reset(reason)),
-            Err(error) => Poll::Ready(fault(&error)),
-        }
+    fn poll_broken(&mut self, cx: &mut Context<'_>) -> Poll<Broken> {
+        let fault = match ready!(self.0.poll_reset(cx)) {
+            Ok(reason) => of_reset(reason),
+            Err(error) => fault(&error),
+        };
+        // Whether an END_STREAM came before a reset, HTTP/2 does not keep for the sender.
+        let ended = fault == Fault::Stopped;
+        Poll::Ready(Broken { fault, ended })
     }
 
     fn abort(&mut self) {

@@ -24,19 +24,25 @@ pub fn cgroup_id(path: &Path) -> Result<u64, SteerError> {
 
 /// The id of the cgroup that this process is in.
 pub fn own_cgroup_id() -> Result<u64, SteerError> {
-    let read = |path: &str| {
-        fs::read_to_string(path).map_err(|error| SteerError::OwnCgroup(format!("reading {path}: {error}")))
-    };
-    let mount = mount_point(&read("/proc/self/mountinfo")?)
-        .ok_or_else(|| SteerError::OwnCgroup("no cgroup v2 file system is mounted".to_owned()))?;
+    let mount = mount_point()?;
     let own = read("/proc/self/cgroup")?;
     let relative =
         own_path(&own).ok_or_else(|| SteerError::OwnCgroup("/proc/self/cgroup names no cgroup v2".to_owned()))?;
     cgroup_id(&mount.join(relative))
 }
 
+fn read(path: &str) -> Result<String, SteerError> {
+    fs::read_to_string(path).map_err(|error| SteerError::OwnCgroup(format!("reading {path}: {error}")))
+}
+
+/// Where cgroup v2 is mounted.
+pub(super) fn mount_point() -> Result<PathBuf, SteerError> {
+    mount_point_of(&read("/proc/self/mountinfo")?)
+        .ok_or_else(|| SteerError::OwnCgroup("no cgroup v2 file system is mounted".to_owned()))
+}
+
 /// Where cgroup v2 is mounted: `/sys/fs/cgroup`, or `/sys/fs/cgroup/unified` beside version 1.
-fn mount_point(mountinfo: &str) -> Option<PathBuf> {
+fn mount_point_of(mountinfo: &str) -> Option<PathBuf> {
     mountinfo.lines().find_map(|line| {
         let (before, after) = line.split_once(" - ")?;
         after
@@ -59,8 +65,8 @@ mod tests {
         let mountinfo = "31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n\
                          32 31 0:29 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu\n\
                          41 31 0:38 / /sys/fs/cgroup/unified rw,relatime shared:9 - cgroup2 cgroup2 rw\n";
-        assert_eq!(mount_point(mountinfo), Some(PathBuf::from("/sys/fs/cgroup/unified")));
-        assert_eq!(mount_point("31 23 0:28 / / rw - ext4 /dev/vda rw\n"), None);
+        assert_eq!(mount_point_of(mountinfo), Some(PathBuf::from("/sys/fs/cgroup/unified")));
+        assert_eq!(mount_point_of("31 23 0:28 / / rw - ext4 /dev/vda rw\n"), None);
     }
 
     #[test]

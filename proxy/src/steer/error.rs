@@ -51,6 +51,35 @@ pub enum SteerError {
         /// What the kernel says.
         error: io::Error,
     },
+    /// The folder for pins is not on a bpffs.
+    #[error(
+        "{0} is not on a bpffs, which keeps maps and programs while the proxy is away; \
+             mount one: mount -t bpf bpf /sys/fs/bpf, or name a folder of another with --bpf-dir"
+    )]
+    NotBpffs(PathBuf),
+    /// A pin could not be made, read or removed.
+    #[error("{doing} {path}: {error}")]
+    Pin {
+        /// What was tried.
+        doing: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// What the kernel says.
+        error: io::Error,
+    },
+    /// A pinned map is not what this version of Adit takes it for.
+    #[error(
+        "the pinned map {path} has {found}, not {expected}; it is not of this version of Adit: \
+             remove it with `adit node --uninstall`, which lets all pods go"
+    )]
+    PinnedMap {
+        /// Where it is pinned.
+        path: PathBuf,
+        /// What it is.
+        found: String,
+        /// What it should be.
+        expected: String,
+    },
     /// A program was refused.
     #[error("loading the kernel program {program}: {error}; the verifier says: {}", last_lines(.log))]
     Program {
@@ -92,9 +121,6 @@ pub enum SteerError {
         /// What the kernel says.
         error: io::Error,
     },
-    /// Another pod is enrolled in the network namespace.
-    #[error("its network namespace is that of another enrolled pod; two pods cannot share one")]
-    NetnsTaken,
     /// The node has as many enrolled pods as there are places.
     #[error("this node has {0} enrolled pods already, the most that Adit takes")]
     TooManyPods(u32),

@@ -1,15 +1,17 @@
 //! The programs on the kubelet's cgroup, by which its probes reach enrolled pods.
 
-use std::fs::{self, File};
-use std::os::fd::OwnedFd;
+use std::fs;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use adit_common::{COMMAND_LEN, Config};
 use aya_obj::generated::{bpf_attach_type, bpf_prog_type};
 
+use super::attach::CgroupPrograms;
 use super::object::{Object, ProgramSpec};
-use super::{Maps, SteerError, attach_loaded, cgroup_id, sock_addr};
+use super::pins::Pins;
+use super::{Maps, SteerError, cgroup_id, sock_addr, sys};
 
 /// In the order in which they are attached. They need no order among themselves: what one has not noted is a stranger's.
 const PROGRAMS: [ProgramSpec; 3] = [
@@ -33,79 +35,70 @@ pub struct KubeletSettings {
     pub netns: u64,
 }
 
-/// The programs, and what they are attached to.
+/// The programs, and their links.
 pub(super) struct Kubelet {
     cgroup: PathBuf,
-    programs: Vec<(ProgramSpec, OwnedFd)>,
-    attached: Mutex<Option<Attached>>,
-}
-
-struct Attached {
-    cgroup: u64,
-    _links: Vec<OwnedFd>,
+    programs: CgroupPrograms,
+    links: Mutex<Vec<OwnedFd>>,
 }
 
 impl Kubelet {
-    /// Loads the programs, and tells them who the kubelet is. They are attached by [`Kubelet::attach`].
-    pub(super) fn load(
-        settings: &KubeletSettings,
-        pods: &Path,
-        object: &Object,
-        maps: &Arc<Maps>,
-    ) -> Result<Self, SteerError> {
-        let at = |error| SteerError::KubeletCgroup {
-            path: settings.cgroup.clone(),
-            error,
-        };
+    /// Loads the programs. They are attached by [`Kubelet::keep`].
+    pub(super) fn load(settings: &KubeletSettings, pods: &Path, object: &Object) -> Result<Self, SteerError> {
         if holds(&settings.cgroup, pods) {
             let reason = "the pods' cgroup lies within it, and any pod could pass for the kubelet";
-            return Err(at(std::io::Error::other(reason)));
+            return Err(SteerError::KubeletCgroup {
+                path: settings.cgroup.clone(),
+                error: std::io::Error::other(reason),
+            });
         }
+        Ok(Self {
+            cgroup: settings.cgroup.clone(),
+            programs: CgroupPrograms::load("the kubelet's cgroup", &settings.cgroup, &PROGRAMS, object)?,
+            links: Mutex::default(),
+        })
+    }
+
+    /// Puts the programs in their place, if they are not. Whether something had to be done.
+    pub(super) fn keep(&self, pins: Option<&Pins>) -> Result<bool, SteerError> {
+        let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.programs.put(&mut links, pins) {
+            Ok(changes) => Ok(!changes.is_empty()),
+            Err(SteerError::Cgroup { error, .. }) => Err(SteerError::KubeletCgroup {
+                path: self.cgroup.clone(),
+                error,
+            }),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Detaches what another process has attached, where the kubelet's probes are no longer to be let through.
+    pub(super) fn remove(pins: &Pins) -> Result<(), SteerError> {
+        for program in PROGRAMS {
+            if let Some(link) = pins.link(program.name)? {
+                // Gone with its cgroup, or detached by somebody else.
+                let _ = sys::detach_link(link.as_fd());
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Maps {
+    /// Tells the programs who the kubelet is.
+    pub(super) fn set_kubelet(&self, settings: &KubeletSettings) -> Result<(), SteerError> {
         let mut kubelet = [0; COMMAND_LEN];
         // The kernel too cuts names to what leaves room for the zero byte at the end.
         for (to, from) in kubelet[..COMMAND_LEN - 1].iter_mut().zip(settings.command.bytes()) {
             *to = from;
         }
-        maps.change_config(|config| {
+        self.change_config(|config| {
             *config = Config {
                 host_netns: settings.netns,
                 kubelet,
                 ..*config
             };
-        })?;
-        let programs = PROGRAMS.map(|program| object.load(program).map(|loaded| (program, loaded)));
-        Ok(Self {
-            cgroup: settings.cgroup.clone(),
-            programs: programs.into_iter().collect::<Result<_, _>>()?,
-            attached: Mutex::default(),
         })
-    }
-
-    /// Attaches the programs to the kubelet's cgroup, if they are not. A kubelet that is started anew has a new one.
-    /// Whether they were attached now.
-    pub(super) fn attach(&self) -> Result<bool, SteerError> {
-        let at = |error| SteerError::KubeletCgroup {
-            path: self.cgroup.clone(),
-            error,
-        };
-        let cgroup = File::open(&self.cgroup).map_err(at)?;
-        let id = cgroup_id(&self.cgroup).map_err(|error| match error {
-            SteerError::Cgroup { error, .. } => at(error),
-            other => other,
-        })?;
-        let mut attached = self.attached.lock().unwrap_or_else(PoisonError::into_inner);
-        if attached.as_ref().is_some_and(|attached| attached.cgroup == id) {
-            return Ok(false);
-        }
-        let links = self.programs.iter().map(|(program, loaded)| {
-            let link = attach_loaded(*program, loaded, &cgroup, id, "the kubelet's cgroup")?;
-            Ok(link.0)
-        });
-        *attached = Some(Attached {
-            cgroup: id,
-            _links: links.collect::<Result<_, SteerError>>()?,
-        });
-        Ok(true)
     }
 }
 

@@ -1,8 +1,11 @@
 //! The user-space half of the kernel programs: load, attach, verify, and the maps.
 //!
 //! The cgroup programs are loaded once and attached to the cgroup that holds all pods. The socket lookup has an
-//! instance for each enrolled pod, told by constants which pod it is; all share the maps.
+//! instance for each enrolled pod, told by constants which pod it is; all share the maps. Maps and links are pinned:
+//! they outlive the process, and the next one adopts them.
 
+mod adopt;
+mod attach;
 mod cgroup;
 mod destroy;
 mod direct;
@@ -11,13 +14,15 @@ mod flows;
 mod kubelet;
 mod log;
 mod object;
+mod pins;
 mod pod;
 mod probe;
+mod proxies;
+mod repair;
 mod startup;
 mod sys;
 mod verdicts;
 
-use std::fs::File;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,6 +31,7 @@ use std::sync::{Arc, Mutex};
 use adit_common::Config;
 use aya_obj::generated::{bpf_attach_type, bpf_prog_type};
 
+pub use attach::Prepared;
 pub use cgroup::{cgroup_id, own_cgroup_id};
 pub use destroy::{OpenSocket, SockDiag};
 pub use direct::{DirectEnds, Losses, OpenDirect};
@@ -33,14 +39,18 @@ pub use error::SteerError;
 pub use flows::{Clients, Flows, OriginalDst, command};
 pub use kubelet::KubeletSettings;
 pub use log::{LogScope, ProgramLog, forward_logs};
-pub use pod::{PodAttachment, PodSteering};
+pub use pins::uninstall;
+pub use pod::{ListenerFds, PodPlace, PodSteering};
+pub use repair::Repairs;
 pub use startup::{Namespaces, Startup, StartupCounts, Strangers};
 pub use sys::monotonic_ns;
 pub use verdicts::{VerdictMaps, range};
 
+use attach::CgroupPrograms;
 use kubelet::Kubelet;
 use object::{Object, ProgramSpec, Template};
-use pod::Slots;
+use pins::Pins;
+use pod::HeldPods;
 use verdicts::SourceNumbers;
 
 /// The cgroup programs, in the order in which they are attached: what a capture needs is there before anything is
@@ -79,25 +89,30 @@ pub struct SteerSettings {
     pub pods_cgroup: PathBuf,
     /// The node's kubelet, where its probes are to reach enrolled pods under any policy.
     pub kubelet: Option<KubeletSettings>,
+    /// The folder of a bpffs in which maps and links are pinned.
+    pub bpf_dir: PathBuf,
     /// For which pods the programs log their decisions.
     pub log: LogScope,
 }
 
-/// The programs in their place. Dropping this detaches them; pods are then as without Adit.
+/// The programs in their place. They stay there when this is dropped: pods that are enrolled are steered to nobody then,
+/// until another process adopts them.
 pub struct Steering {
-    /// The cgroup programs' links, in the order in which they are detached: nothing is captured any more before the
-    /// rest goes.
-    _links: Vec<OwnedFd>,
+    programs: CgroupPrograms,
+    /// The cgroup programs' links, in the order of [`CGROUP_PROGRAMS`].
+    links: Mutex<Vec<OwnedFd>>,
+    /// None where the kubelet's probes are like anybody's.
     kubelet: Option<Kubelet>,
     lookup: Mutex<Template>,
     maps: Arc<Maps>,
-    slots: Arc<Slots>,
+    /// None in a self-test that is to touch nothing.
+    pins: Option<Pins>,
+    pods: Mutex<HeldPods>,
     sources: SourceNumbers,
     log: LogScope,
     log_taken: AtomicBool,
     /// The id of a program that logs.
     logging_program: u32,
-    proxy_cgroup: u64,
 }
 
 /// The maps' descriptors.
@@ -107,6 +122,7 @@ pub(crate) struct Maps {
     flows: Arc<OwnedFd>,
     clients: Arc<OwnedFd>,
     listeners: OwnedFd,
+    proxies: OwnedFd,
     destinations: OwnedFd,
     ranges: OwnedFd,
     verdicts: OwnedFd,
@@ -119,45 +135,14 @@ pub(crate) struct Maps {
 }
 
 impl Steering {
-    /// Loads the programs, attaches them and verifies where they are. What the kernel lacks is found out where it
-    /// refuses something.
-    pub fn start(settings: &SteerSettings) -> Result<Self, SteerError> {
-        let proxy_cgroup = own_cgroup_id()?;
-        let cgroup = File::open(&settings.pods_cgroup).map_err(|error| SteerError::Cgroup {
-            path: settings.pods_cgroup.clone(),
-            error,
-        })?;
-        let intended = cgroup_id(&settings.pods_cgroup)?;
-
-        let object = Object::open(&settings.log)?;
-        let mut links = Vec::with_capacity(CGROUP_PROGRAMS.len());
-        let mut logging_program = 0;
-        for program in CGROUP_PROGRAMS {
-            let (link, id) = attach(&object, program, &cgroup, intended)?;
-            links.insert(0, link);
-            logging_program = id;
-        }
-        let maps = Arc::new(Maps::of(&object)?);
-        let load = |kubelet| Kubelet::load(kubelet, &settings.pods_cgroup, &object, &maps);
-        let kubelet = settings.kubelet.as_ref().map(load).transpose()?;
-        Ok(Self {
-            _links: links,
-            kubelet,
-            maps,
-            lookup: Mutex::new(object.into_template(SK_LOOKUP)?),
-            slots: Arc::new(Slots::default()),
-            sources: SourceNumbers::default(),
-            log: settings.log.clone(),
-            log_taken: AtomicBool::new(false),
-            logging_program,
-            proxy_cgroup,
-        })
-    }
-
-    /// Attaches the programs on the kubelet's cgroup, if they are to be there and are not: a kubelet that is started anew
-    /// has a new cgroup. Whether they were attached now.
+    /// Sees to it that the programs on the kubelet's cgroup are attached where they are to be, and else nowhere: a
+    /// kubelet that is started anew has a new cgroup. Whether they had to be put there.
     pub fn keep_kubelet(&self) -> Result<bool, SteerError> {
-        self.kubelet.as_ref().map_or(Ok(false), Kubelet::attach)
+        match (&self.kubelet, &self.pins) {
+            (Some(kubelet), pins) => kubelet.keep(pins.as_ref()),
+            (None, Some(pins)) => Kubelet::remove(pins).map(|()| false),
+            (None, None) => Ok(false),
+        }
     }
 
     /// Where captured connections' true destinations are found.
@@ -207,6 +192,7 @@ impl Maps {
             flows: Arc::new(object.map("adit_flows")?),
             clients: Arc::new(object.map("adit_clients")?),
             listeners: object.map("adit_listeners")?,
+            proxies: object.map("adit_proxies")?,
             destinations: object.map("adit_destinations")?,
             ranges: object.map("adit_ranges")?,
             verdicts: object.map("adit_verdicts")?,
@@ -231,39 +217,8 @@ impl Maps {
     }
 }
 
-/// Loads a cgroup program and attaches it. Gives the link and the program's id.
-fn attach(object: &Object, program: ProgramSpec, cgroup: &File, intended: u64) -> Result<(OwnedFd, u32), SteerError> {
-    attach_loaded(program, &object.load(program)?, cgroup, intended, "the pods' cgroup")
-}
-
-/// Attaches a loaded cgroup program to `target`. Gives the link and the program's id.
-fn attach_loaded(
-    program: ProgramSpec,
-    loaded: &OwnedFd,
-    cgroup: &File,
-    intended: u64,
-    target: &'static str,
-) -> Result<(OwnedFd, u32), SteerError> {
-    let failed = |error| SteerError::Attach {
-        program: program.name,
-        target,
-        error,
-    };
-    let link = sys::link(loaded.as_fd(), cgroup.as_fd(), program.attach).map_err(failed)?;
-    // That the link is where it should be: links have been seen on a cgroup that was dying.
-    let (actual, id) = sys::cgroup_link(link.as_fd()).map_err(failed)?;
-    if actual != intended {
-        return Err(SteerError::Misattached {
-            program: program.name,
-            actual,
-            intended,
-        });
-    }
-    Ok((link, id))
-}
-
 /// Whether `path` lies on a cgroup v2 file system.
-fn is_cgroup2(path: &Path) -> std::io::Result<bool> {
+pub(crate) fn is_cgroup2(path: &Path) -> std::io::Result<bool> {
     let stat = nix::sys::statfs::statfs(path)?;
     Ok(stat.filesystem_type() == nix::sys::statfs::CGROUP2_SUPER_MAGIC)
 }

@@ -12,6 +12,7 @@ use aya_obj::btf::BtfFeatures;
 use aya_obj::generated::{bpf_attach_type, bpf_insn, bpf_map_type, bpf_prog_type};
 use aya_obj::{EbpfSectionKind, Map};
 
+use super::pins::Pins;
 use super::{LogScope, SteerError, probe, sys};
 
 /// The kernel programs, built by `cargo xtask build-ebpf`.
@@ -19,6 +20,9 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("ADIT_BPF_OBJECT"));
 
 /// In the source register of an instruction that loads an address within a map's value.
 const BPF_PSEUDO_MAP_VALUE: u8 = 2;
+
+/// What the names of the maps that are pinned begin with.
+const PINNED: &str = "adit_";
 
 /// The kinds of types that BTF may hold: every kernel that Adit runs on knows all of them.
 const BTF: BtfFeatures = BtfFeatures::new(true, true, true, true, true, true, true, true);
@@ -38,8 +42,8 @@ pub(super) struct Object {
 }
 
 impl Object {
-    /// Parses the object and makes its maps.
-    pub(super) fn open(log: &LogScope) -> Result<Self, SteerError> {
+    /// Parses the object and makes its maps, or opens those that are pinned.
+    pub(super) fn open(log: &LogScope, pins: Option<&Pins>) -> Result<Self, SteerError> {
         let mut parsed = aya_obj::Object::parse(OBJECT).map_err(bad)?;
         if *log == LogScope::None {
             // A constant to the verifier, which then drops the logging from the programs.
@@ -54,7 +58,7 @@ impl Object {
         })?;
         let mut maps = HashMap::new();
         for (name, map) in &parsed.maps {
-            maps.insert(name.clone(), create(name, map, Some(btf.as_fd()))?);
+            maps.insert(name.clone(), create(name, map, Some(btf.as_fd()), pins)?);
         }
         let definitions = parsed.maps.clone();
         let sections: HashSet<usize> = parsed.functions.keys().map(|(section, _)| *section).collect();
@@ -123,12 +127,18 @@ pub(super) struct Template {
 }
 
 impl Template {
+    /// The maps that are pinned.
+    pub(super) fn pinned_maps(&self) -> impl Iterator<Item = (&str, &OwnedFd)> {
+        let maps = self.object.maps.iter().map(|(name, map)| (name.as_str(), map));
+        maps.filter(|(name, _)| name.starts_with(PINNED))
+    }
+
     /// Loads an instance; `constants` are given by their names.
     pub(super) fn instantiate(&mut self, constants: HashMap<&str, &[u8]>) -> Result<OwnedFd, SteerError> {
         let parsed = &mut self.object.parsed;
         let constants = constants.into_iter().map(|(name, value)| (name, (value, true)));
         parsed.patch_map_data(constants.collect()).map_err(bad)?;
-        let map = create(&self.constants, &parsed.maps[&self.constants], None)?;
+        let map = create(&self.constants, &parsed.maps[&self.constants], None, None)?;
         for at in &self.places {
             self.instructions[*at].imm = map.as_raw_fd();
         }
@@ -148,8 +158,9 @@ fn load(program: ProgramSpec, instructions: &[bpf_insn], licence: &CString) -> R
     })
 }
 
-/// Makes a map, with its contents where the object has some.
-fn create(name: &str, map: &Map, btf: Option<BorrowedFd<'_>>) -> Result<OwnedFd, SteerError> {
+/// Makes a map, with its contents where the object has some. The maps that hold state are opened where they are pinned;
+/// constants and the ring of log records belong to each process.
+fn create(name: &str, map: &Map, btf: Option<BorrowedFd<'_>>, pins: Option<&Pins>) -> Result<OwnedFd, SteerError> {
     let failed = |error| match probe::probe() {
         Err(missing) => missing,
         Ok(()) => SteerError::MakeMap {
@@ -182,7 +193,11 @@ fn create(name: &str, map: &Map, btf: Option<BorrowedFd<'_>>) -> Result<OwnedFd,
         flags: map.map_flags(),
         types,
     };
-    let made = sys::create_map(&spec).map_err(failed)?;
+    let make = || sys::create_map(&spec).map_err(failed);
+    let made = match pins {
+        Some(pins) if name.starts_with(PINNED) => pins.map(&spec, make)?,
+        _ => make()?,
+    };
     if !map.data().is_empty() {
         sys::update_bytes(made.as_fd(), 0, map.data()).map_err(failed)?;
     }

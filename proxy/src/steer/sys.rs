@@ -3,11 +3,13 @@
 #![expect(unsafe_code, reason = "system calls without a safe wrapper")]
 
 use std::collections::HashMap;
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::hash::Hash;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
 
 use aya::Pod;
 use aya_obj::generated::{bpf_attach_type, bpf_insn};
@@ -20,12 +22,16 @@ const BPF_MAP_UPDATE_ELEM: libc::c_int = 2;
 const BPF_MAP_DELETE_ELEM: libc::c_int = 3;
 const BPF_MAP_GET_NEXT_KEY: libc::c_int = 4;
 const BPF_PROG_LOAD: libc::c_int = 5;
+const BPF_OBJ_PIN: libc::c_int = 6;
+const BPF_OBJ_GET: libc::c_int = 7;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_int = 15;
 const BPF_BTF_LOAD: libc::c_int = 18;
 const BPF_MAP_LOOKUP_AND_DELETE_ELEM: libc::c_int = 21;
 const BPF_MAP_FREEZE: libc::c_int = 22;
 const BPF_MAP_LOOKUP_BATCH: libc::c_int = 24;
 const BPF_LINK_CREATE: libc::c_int = 28;
+const BPF_LINK_UPDATE: libc::c_int = 29;
+const BPF_LINK_DETACH: libc::c_int = 34;
 
 /// The kernel's `BPF_OBJ_NAME_LEN`.
 const NAME_LEN: usize = 16;
@@ -120,17 +126,47 @@ struct LinkCreate {
     flags: u32,
 }
 
-/// `struct bpf_link_info` up to the members of a link to a cgroup.
+/// `union bpf_attr` as `BPF_OBJ_PIN` and `BPF_OBJ_GET` read it.
+#[repr(C)]
+struct PinnedObject {
+    path: u64,
+    fd: u32,
+    flags: u32,
+}
+
+/// `union bpf_attr` as `BPF_LINK_UPDATE` reads it.
+#[repr(C)]
+struct LinkUpdate {
+    link: u32,
+    program: u32,
+    flags: u32,
+    old_program: u32,
+}
+
+/// `struct bpf_link_info` up to the members of a link to a cgroup or a network namespace.
 #[repr(C)]
 #[derive(Default)]
-struct CgroupLinkInfo {
+struct RawLinkInfo {
     kind: u32,
     id: u32,
     program_id: u32,
     reserved: u32,
-    cgroup_id: u64,
+    /// The cgroup's id; of a link to a network namespace, the first half is the namespace's inode.
+    target: [u32; 2],
     attach_type: u32,
     reserved2: u32,
+}
+
+/// `struct bpf_map_info` up to the flags.
+#[repr(C)]
+#[derive(Default)]
+struct RawMapInfo {
+    kind: u32,
+    id: u32,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+    flags: u32,
 }
 
 fn bpf<T>(command: libc::c_int, attr: &mut T) -> io::Result<RawFd> {
@@ -191,6 +227,17 @@ pub(super) fn next_key<K: Pod>(map: BorrowedFd<'_>, key: Option<&K>) -> io::Resu
     let mut attr = element(map, key, next.as_mut_ptr(), 0);
     // SAFETY: as in `take`.
     Ok(absent_is_none(bpf(BPF_MAP_GET_NEXT_KEY, &mut attr))?.map(|_| unsafe { next.assume_init() }))
+}
+
+/// All keys of a map. Those that come or go meanwhile may or may not be among them.
+pub(super) fn keys<K: Pod>(map: BorrowedFd<'_>) -> io::Result<Vec<K>> {
+    let mut keys = Vec::new();
+    let mut next = next_key(map, None)?;
+    while let Some(key) = next {
+        next = next_key(map, Some(&key))?;
+        keys.push(key);
+    }
+    Ok(keys)
 }
 
 /// All entries of a map that nobody else changes in the meantime.
@@ -283,6 +330,7 @@ fn absent_is_none(result: io::Result<RawFd>) -> io::Result<Option<RawFd>> {
 }
 
 /// A map to be made.
+#[derive(Clone, Copy)]
 pub(super) struct MapSpec<'a> {
     pub(super) name: &'a str,
     pub(super) kind: u32,
@@ -397,16 +445,111 @@ pub(super) fn link(program: BorrowedFd<'_>, target: BorrowedFd<'_>, attach: bpf_
     made(bpf(BPF_LINK_CREATE, &mut attr))
 }
 
-/// The id of the cgroup that a link is attached to, and that of its program. Minimum kernel 5.8.
-pub(super) fn cgroup_link(link: BorrowedFd<'_>) -> io::Result<(u64, u32)> {
-    let mut info = CgroupLinkInfo::default();
+/// Puts another program into a link, at once: no connection meets neither. Minimum kernel 5.7.
+pub(super) fn update_link(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
+    let mut attr = LinkUpdate {
+        link: link.as_raw_fd() as u32,
+        program: program.as_raw_fd() as u32,
+        flags: 0,
+        old_program: 0,
+    };
+    bpf(BPF_LINK_UPDATE, &mut attr).map(drop)
+}
+
+/// Detaches a link, whoever else holds it. Minimum kernel 5.9.
+pub(super) fn detach_link(link: BorrowedFd<'_>) -> io::Result<()> {
+    bpf(BPF_LINK_DETACH, &mut (link.as_raw_fd() as u32)).map(drop)
+}
+
+/// Where a link leads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct LinkInfo {
+    /// The id of its program.
+    pub(super) program: u32,
+    /// The id of its cgroup; zero where that is gone.
+    pub(super) cgroup: u64,
+    /// The inode of its network namespace; zero where that is gone.
+    pub(super) netns: u32,
+}
+
+/// Asks where a link leads. Minimum kernel 5.8.
+pub(super) fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
+    let info: RawLinkInfo = info(link)?;
+    let [low, high] = info.target.map(u32::to_ne_bytes);
+    let mut cgroup = [0; 8];
+    cgroup[..4].copy_from_slice(&low);
+    cgroup[4..].copy_from_slice(&high);
+    Ok(LinkInfo {
+        program: info.program_id,
+        cgroup: u64::from_ne_bytes(cgroup),
+        netns: info.target[0],
+    })
+}
+
+/// What a map is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct MapInfo {
+    pub(super) kind: u32,
+    pub(super) key_size: u32,
+    pub(super) value_size: u32,
+    pub(super) max_entries: u32,
+    pub(super) flags: u32,
+}
+
+/// Asks what a map is.
+pub(super) fn map_info(map: BorrowedFd<'_>) -> io::Result<MapInfo> {
+    let info: RawMapInfo = info(map)?;
+    Ok(MapInfo {
+        kind: info.kind,
+        key_size: info.key_size,
+        value_size: info.value_size,
+        max_entries: info.max_entries,
+        flags: info.flags,
+    })
+}
+
+/// The kernel's number of a map, program or link.
+pub(super) fn object_id(object: BorrowedFd<'_>) -> io::Result<u32> {
+    // What the kernel tells of each of them begins with its type and its id.
+    info::<[u32; 2]>(object).map(|[_, id]| id)
+}
+
+/// `T` is a prefix of what the kernel tells of such an object; plain integers.
+fn info<T: Default>(object: BorrowedFd<'_>) -> io::Result<T> {
+    let mut info = T::default();
     let mut attr = InfoByFd {
-        fd: link.as_raw_fd() as u32,
-        info_len: size_of::<CgroupLinkInfo>() as u32,
+        fd: object.as_raw_fd() as u32,
+        info_len: size_of::<T>() as u32,
         info: std::ptr::from_mut(&mut info).addr() as u64,
     };
     bpf(BPF_OBJ_GET_INFO_BY_FD, &mut attr)?;
-    Ok((info.cgroup_id, info.program_id))
+    Ok(info)
+}
+
+/// Gives an object a name in a bpffs, which keeps it.
+pub(super) fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let mut attr = PinnedObject {
+        path: path.as_ptr().addr() as u64,
+        fd: object.as_raw_fd() as u32,
+        flags: 0,
+    };
+    bpf(BPF_OBJ_PIN, &mut attr).map(drop)
+}
+
+/// Opens the object of that name in a bpffs, if there is one.
+pub(super) fn pinned(path: &Path) -> io::Result<Option<OwnedFd>> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let mut attr = PinnedObject {
+        path: path.as_ptr().addr() as u64,
+        fd: 0,
+        flags: 0,
+    };
+    match made(bpf(BPF_OBJ_GET, &mut attr)) {
+        Ok(object) => Ok(Some(object)),
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// A name as the kernel takes it: cut to its length.

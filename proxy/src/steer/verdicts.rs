@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::os::fd::AsFd as _;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use adit_common::{Addr, Cached, Destination, Range, VerdictKey};
+use adit_common::{Addr, Cached, Destination, NOBODY, Range, VerdictKey};
 use ipnet::IpNet;
 
 use super::{Maps, SteerError, sys};
@@ -81,15 +81,30 @@ pub fn range(net: IpNet) -> Range {
 }
 
 /// The numbers by which verdicts know identities. A number is never given to another identity.
-#[derive(Default)]
-pub(super) struct SourceNumbers(Mutex<HashMap<SpiffeId, u32>>);
+pub(super) struct SourceNumbers(Mutex<Numbers>);
+
+struct Numbers {
+    known: HashMap<SpiffeId, u32>,
+    next: u32,
+}
 
 impl SourceNumbers {
+    /// Numbers above those that pods of a process before this one have, whose identities nobody knows.
+    pub(super) fn above(taken: Option<u32>) -> Self {
+        Self(Mutex::new(Numbers {
+            known: HashMap::new(),
+            next: taken.unwrap_or(NOBODY) + 1,
+        }))
+    }
+
     pub(super) fn of(&self, identity: &SpiffeId) -> u32 {
         let mut numbers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // Zero is nobody's.
-        let next = numbers.len() as u32 + 1;
-        *numbers.entry(identity.clone()).or_insert(next)
+        let next = numbers.next;
+        let number = *numbers.known.entry(identity.clone()).or_insert(next);
+        if number == next {
+            numbers.next += 1;
+        }
+        number
     }
 }
 
@@ -117,11 +132,13 @@ mod tests {
     }
 
     #[test]
-    fn an_identity_keeps_its_number() {
-        let numbers = SourceNumbers::default();
+    fn an_identity_keeps_its_number_and_shares_it_with_none_before_it() {
         let id = |name: &str| SpiffeId::parse(&format!("spiffe://a/ns/b/sa/{name}")).unwrap();
-        assert_eq!(numbers.of(&id("x")), 1);
-        assert_eq!(numbers.of(&id("y")), 2);
-        assert_eq!(numbers.of(&id("x")), 1);
+        for (taken, first) in [(None, 1), (Some(NOBODY), 1), (Some(7), 8)] {
+            let numbers = SourceNumbers::above(taken);
+            assert_eq!(numbers.of(&id("x")), first);
+            assert_eq!(numbers.of(&id("y")), first + 1);
+            assert_eq!(numbers.of(&id("x")), first);
+        }
     }
 }

@@ -11,6 +11,7 @@ use super::log::Log;
 use super::mesh::{MeshDoc, NodeDoc, PortDoc, ServiceDoc};
 use super::netns::{self, Namespaces};
 use super::node::Node;
+use super::pins::PinFolders;
 use super::pod::{Pod, Sandbox};
 use super::process::{CA_PORT, CaSettings, NodeSettings};
 use super::spec::{Membership, PodSpec, ServiceSpec};
@@ -115,6 +116,7 @@ impl BedBuilder {
         let plan = Plan::new(&self, &prefix)?;
         let namespaces = plan.create_network(&self)?;
         let cgroups = cgroup::Tree::create(&prefix)?;
+        let pins = PinFolders::new(&prefix);
         let dir = tempfile::Builder::new()
             .prefix(&format!("{prefix}-"))
             .tempdir()
@@ -137,6 +139,8 @@ impl BedBuilder {
                     ca_root: dir.path().join("trust.pem"),
                     ca_token: dir.path().join(format!("{name}.token")),
                     pods_cgroup: cgroups.add(format!("{name}/pods"))?,
+                    bpf_dir: pins.of(name),
+                    run_dir: dir.path().join(format!("{name}-run")),
                     more,
                 },
                 place: Place::open(&netns::path(&netns), &cgroup)?,
@@ -146,6 +150,7 @@ impl BedBuilder {
                 v4: topology::node_v4(number(index)?),
                 v6: topology::node_v6(number(index)?),
                 process: Mutex::default(),
+                leaving: Mutex::default(),
                 log: Log::new(name, dir.path()),
             })
         });
@@ -199,6 +204,7 @@ impl BedBuilder {
             mesh_path,
             nodes,
             pods,
+            _pins: pins,
             _cgroups: cgroups,
             _namespaces: namespaces,
             dir: Some(dir),

@@ -25,6 +25,7 @@ mod log;
 mod mesh;
 mod netns;
 mod node;
+mod pins;
 mod pod;
 pub mod process;
 mod rebirth;
@@ -56,6 +57,8 @@ pub use self::spec::{PodSpec, ServiceSpec};
 pub use self::sweep::{residue, residue_of, sweep};
 
 use self::process::{CaSettings, Process, TokenSpec};
+pub use crate::sys::detach_pinned_link;
+
 use crate::sys::Place;
 
 /// The trust domain of every bed.
@@ -69,13 +72,14 @@ const READY_DEADLINE: Duration = Duration::from_secs(15);
 pub struct Bed {
     name: String,
     prefix: String,
-    // Fields are dropped in this order: processes, then cgroups, then namespaces, then files.
+    // Fields are dropped in this order: processes, then pins, cgroups, namespaces and files.
     ca: Ca,
     nodes: Vec<Node>,
     pods: Vec<Pod>,
     services: Vec<Service>,
     mesh: Mutex<MeshDoc>,
     mesh_path: PathBuf,
+    _pins: pins::PinFolders,
     _cgroups: cgroup::Tree,
     _namespaces: netns::Namespaces,
     dir: Option<TempDir>,

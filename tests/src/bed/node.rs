@@ -21,6 +21,9 @@ use super::remote::{DEFAULT_DEADLINE, Running, Stage};
 use super::{READY_DEADLINE, lock, wait_for};
 use crate::sys::Place;
 
+/// How long a proxy may take to take over.
+const LONG_START: Duration = Duration::from_secs(30);
+
 /// A node: a network namespace, and Adit's proxy in it and in its own cgroup.
 #[derive(Debug)]
 pub struct Node {
@@ -34,6 +37,8 @@ pub struct Node {
     /// The cgroup of its kubelet.
     pub(super) kubelet: PathBuf,
     pub(super) process: Mutex<Option<Process>>,
+    /// Proxies that have handed over.
+    pub(super) leaving: Mutex<Vec<Process>>,
     pub(super) log: Log,
 }
 
@@ -61,6 +66,21 @@ impl Node {
     /// The cgroup that holds its pods.
     pub fn pods_cgroup(&self) -> &Path {
         &self.settings.pods_cgroup
+    }
+
+    /// The folder in which its proxy pins maps and programs.
+    pub fn bpf_dir(&self) -> &Path {
+        &self.settings.bpf_dir
+    }
+
+    /// The folder of the socket by which its proxy hands over to the next.
+    pub fn run_dir(&self) -> &Path {
+        &self.settings.run_dir
+    }
+
+    /// Runs `adit node --uninstall`.
+    pub fn uninstall(&self) -> anyhow::Result<()> {
+        self.settings.uninstall()
     }
 
     /// The file with its proxy's token.
@@ -154,14 +174,60 @@ impl Node {
 
     /// Starts the proxy without waiting for it.
     pub fn launch(&self) -> anyhow::Result<()> {
-        *lock(&self.process) = Some(Process::start_node(&self.settings, &self.place, &self.log)?);
+        self.launch_with(&[])
+    }
+
+    /// The same, with more arguments, each `--flag=value`.
+    pub fn launch_with(&self, more: &[&str]) -> anyhow::Result<()> {
+        *lock(&self.process) = Some(Process::start_node(&self.with(more), &self.place, &self.log)?);
         Ok(())
+    }
+
+    fn with(&self, more: &[&str]) -> NodeSettings {
+        let mut settings = self.settings.clone();
+        settings.more.extend(more.iter().map(|&argument| argument.to_owned()));
+        settings
     }
 
     /// Starts the proxy and waits until it is ready.
     pub fn start(&self) -> anyhow::Result<()> {
         self.launch()?;
         self.wait_ready(READY_DEADLINE)
+    }
+
+    /// Starts another proxy beside the one that runs, with more arguments, and waits until it has taken over and is
+    /// ready. Where it ends instead, the one that runs stays the node's.
+    pub fn upgrade(&self, more: &[&str]) -> anyhow::Result<()> {
+        let handed_over = || self.log.text().matches("a successor has taken over").count();
+        let before = handed_over();
+        let mut next = Process::start_node(&self.with(more), &self.place, &self.log)?;
+        let taken = wait_for(
+            &format!("another proxy to take over {}", self.name()),
+            LONG_START,
+            || {
+                if let Some(status) = next.ended()? {
+                    bail!("the other proxy of {} ended: {status}", self.name());
+                }
+                Ok(handed_over() > before)
+            },
+        );
+        taken.with_context(|| format!("its log:\n{}", self.log.tail()))?;
+        let old = lock(&self.process).replace(next);
+        lock(&self.leaving).extend(old);
+        self.wait_ready(READY_DEADLINE)
+    }
+
+    /// Waits until all proxies have ended that have handed over.
+    pub fn wait_left(&self, deadline: Duration) -> anyhow::Result<()> {
+        let mut leaving = lock(&self.leaving);
+        while let Some(process) = leaving.first_mut() {
+            let status = process.wait(deadline)?;
+            leaving.remove(0);
+            if !status.success() {
+                bail!("a proxy of {} that had handed over ended: {status}", self.name());
+            }
+        }
+        Ok(())
     }
 
     /// Waits until the proxy says that it is ready.

@@ -140,11 +140,34 @@ pub struct NodeSettings {
     pub ca_token: PathBuf,
     /// The cgroup that holds the node's pods.
     pub pods_cgroup: PathBuf,
-    /// More arguments, at the end.
+    /// The folder in which its maps and programs are pinned.
+    pub bpf_dir: PathBuf,
+    /// The folder of the socket by which it hands over to the next.
+    pub run_dir: PathBuf,
+    /// More arguments, each `--flag=value`, in the place of those above where it is the same flag.
     pub more: Vec<String>,
 }
 
 impl NodeSettings {
+    /// Runs `adit node --uninstall` for this node.
+    pub fn uninstall(&self) -> anyhow::Result<()> {
+        let mut command = Command::new(binary()?);
+        command.args(["node", "--uninstall", "--bpf-dir"]).arg(&self.bpf_dir);
+        command.arg("--run-dir").arg(&self.run_dir);
+        let output = command
+            .stdin(Stdio::null())
+            .output()
+            .context("start `adit node --uninstall`")?;
+        if !output.status.success() {
+            bail!(
+                "`adit node --uninstall`: {}: {}",
+                output.status,
+                String::from_utf8_lossy(&output.stderr).trim()
+            );
+        }
+        Ok(())
+    }
+
     fn arguments(&self) -> Vec<OsString> {
         let mut arguments: Vec<OsString> = vec![
             "node".into(),
@@ -160,12 +183,23 @@ impl NodeSettings {
             self.ca_token.clone().into(),
             "--pods-cgroup".into(),
             self.pods_cgroup.clone().into(),
+            "--bpf-dir".into(),
+            self.bpf_dir.clone().into(),
+            "--run-dir".into(),
+            self.run_dir.clone().into(),
             "--admin".into(),
             ADMIN.into(),
             "--log-format".into(),
             "logfmt".into(),
         ];
-        arguments.extend(self.more.iter().map(Into::into));
+        for more in &self.more {
+            // A flag given once more replaces what the bed says.
+            let flag = more.split('=').next().unwrap_or_default();
+            if let Some(at) = arguments.iter().position(|argument| argument == flag) {
+                arguments.drain(at..at + 2);
+            }
+            arguments.push(more.into());
+        }
         arguments
     }
 }

@@ -3,12 +3,12 @@
 use std::fs;
 use std::path::Path;
 
-use super::{cgroup, netns};
+use super::{cgroup, netns, pins};
 
 /// The prefix of all names that a bed gives: followed by the owner's process id.
 pub(super) const PREFIX: &str = "adit-";
 
-/// Removes the cgroups, processes, namespaces and files of beds whose owner is dead. Those of live owners are left
+/// Removes the cgroups, processes, pins, namespaces and files of beds whose owner is dead. Those of live owners are left
 /// alone.
 pub fn sweep() {
     if let Ok(mount) = cgroup::mount_point() {
@@ -18,6 +18,7 @@ pub fn sweep() {
             }
         }
     }
+    pins::remove(is_orphan);
     let orphans: Vec<String> = netns::list().into_iter().filter(|name| is_orphan(name)).collect();
     netns::delete(&orphans);
     let files = std::env::temp_dir();
@@ -28,7 +29,7 @@ pub fn sweep() {
     }
 }
 
-/// What beds of the process `owner` have on this machine: the names of namespaces, cgroups and processes.
+/// What beds of the process `owner` have on this machine: the names of namespaces, cgroups, pins and processes.
 pub fn residue_of(owner: u32) -> Vec<String> {
     residue(&format!("{PREFIX}{owner}-"))
 }
@@ -44,6 +45,8 @@ pub fn residue(prefix: &str) -> Vec<String> {
         let names = folder_names(&mount).into_iter().filter(|name| name.starts_with(prefix));
         found.extend(names.map(|name| format!("cgroup {name}")));
     }
+    let pins = pins::list().into_iter().filter(|name| name.starts_with(prefix));
+    found.extend(pins.map(|name| format!("pins {name}")));
     for process in folder_names(Path::new("/proc")) {
         // A process of a bed is in the bed's cgroup until it has been waited for.
         let Ok(cgroups) = fs::read_to_string(format!("/proc/{process}/cgroup")) else {
@@ -68,7 +71,7 @@ fn owner(name: &str) -> Option<u32> {
     name.strip_prefix(PREFIX)?.split('-').next()?.parse().ok()
 }
 
-fn folder_names(folder: &Path) -> Vec<String> {
+pub(super) fn folder_names(folder: &Path) -> Vec<String> {
     let Ok(entries) = fs::read_dir(folder) else {
         return Vec::new();
     };

@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::AsFd;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use socket2::{Domain, Protocol, Socket, Type};
@@ -56,8 +57,34 @@ pub fn connect_nonblocking(server: SocketAddr) -> anyhow::Result<TcpStream> {
 /// By io_uring's `IORING_OP_CONNECT`.
 pub fn connect_uring(server: SocketAddr) -> anyhow::Result<TcpStream> {
     let socket = new_socket(server, None)?;
-    uring_connect(&socket, server).with_context(|| format!("connect to {server} by io_uring"))?;
+    uring_connect(&socket, server, false).with_context(|| format!("connect to {server} by io_uring"))?;
     finish(socket)
+}
+
+/// The same, called by a thread of the kernel's that polls the ring.
+pub fn connect_uring_polled(server: SocketAddr) -> anyhow::Result<TcpStream> {
+    let socket = new_socket(server, None)?;
+    uring_connect(&socket, server, true).with_context(|| format!("connect to {server} by a polled io_uring"))?;
+    finish(socket)
+}
+
+/// By a socket that is prepared first, with little patience.
+pub fn connect_prepared(
+    server: SocketAddr,
+    prepare: impl FnOnce(&Socket) -> std::io::Result<()>,
+) -> anyhow::Result<TcpStream> {
+    let socket = new_socket(server, None)?;
+    prepare(&socket).context("prepare the socket")?;
+    connect_patiently(&socket, server)?;
+    finish(socket)
+}
+
+/// Connects a socket that is there already, with little patience.
+pub fn connect_patiently(socket: &Socket, server: SocketAddr) -> anyhow::Result<()> {
+    const PATIENCE: Duration = Duration::from_millis(700);
+    socket
+        .connect_timeout(&server.into(), PATIENCE)
+        .with_context(|| format!("connect to {server}"))
 }
 
 /// With `TCP_FASTOPEN_CONNECT`: the SYN goes out with `first`.

@@ -1,13 +1,19 @@
-//! What the kernel tells of its BPF programs: which are attached, how often they ran and for how long.
+//! What the kernel tells of its BPF programs: which are attached, how often they ran and for how long; and what somebody
+//! with the right capabilities may do to them.
 
+use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
+const BPF_OBJ_GET: libc::c_int = 7;
 const BPF_PROG_GET_FD_BY_ID: libc::c_int = 13;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_int = 15;
 const BPF_PROG_QUERY: libc::c_int = 16;
 /// Linux 5.8.
 const BPF_ENABLE_STATS: libc::c_int = 32;
+const BPF_LINK_DETACH: libc::c_int = 34;
 const BPF_STATS_RUN_TIME: u32 = 0;
 
 /// More programs of one kind than anybody attaches to one place.
@@ -104,6 +110,26 @@ pub(crate) fn program_time(id: u32) -> io::Result<ProgramTime> {
         nanoseconds: info.run_time_ns,
         runs: info.run_count,
     })
+}
+
+/// Detaches the link that is pinned at `path`; the pin stays.
+pub fn detach_pinned_link(path: &Path) -> io::Result<()> {
+    #[repr(C)]
+    struct Get {
+        path: u64,
+        fd: u32,
+        flags: u32,
+    }
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let mut get = Get {
+        path: path.as_ptr().addr() as u64,
+        fd: 0,
+        flags: 0,
+    };
+    let fd = bpf(BPF_OBJ_GET, &mut get)?;
+    // SAFETY: a descriptor that the kernel has just made for us.
+    let link = unsafe { OwnedFd::from_raw_fd(fd) };
+    bpf(BPF_LINK_DETACH, &mut (link.as_raw_fd() as u32)).map(drop)
 }
 
 fn bpf<T>(command: libc::c_int, attr: &mut T) -> io::Result<RawFd> {

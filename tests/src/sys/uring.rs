@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use socket2::SockAddr;
 
 const IORING_OP_CONNECT: u8 = 16;
+const IORING_SETUP_SQPOLL: u32 = 2;
 const IORING_ENTER_GETEVENTS: libc::c_uint = 1;
+const IORING_ENTER_SQ_WAKEUP: libc::c_uint = 2;
 const IORING_OFF_SQ_RING: i64 = 0;
 const IORING_OFF_CQ_RING: i64 = 0x800_0000;
 const IORING_OFF_SQES: i64 = 0x1000_0000;
@@ -82,9 +84,13 @@ struct Completion {
 
 const _: () = assert!(size_of::<Params>() == 120 && size_of::<Submission>() == 64 && size_of::<Completion>() == 16);
 
-/// Connects `socket` to `peer` by a ring of its own and waits for the completion; the error is the completion's.
-pub(crate) fn uring_connect(socket: &impl AsFd, peer: SocketAddr) -> io::Result<()> {
-    let mut params = Params::default();
+/// Connects `socket` to `peer` by a ring of its own and waits for the completion; the error is the completion's. With
+/// `polled` a thread of the kernel's makes the call.
+pub(crate) fn uring_connect(socket: &impl AsFd, peer: SocketAddr, polled: bool) -> io::Result<()> {
+    let mut params = Params {
+        flags: if polled { IORING_SETUP_SQPOLL } else { 0 },
+        ..Params::default()
+    };
     // SAFETY: io_uring_setup reads and writes one `io_uring_params`, whose layout is asserted above.
     let fd = unsafe { libc::syscall(libc::SYS_io_uring_setup, 1, &raw mut params) };
     if fd < 0 {
@@ -119,6 +125,7 @@ pub(crate) fn uring_connect(socket: &impl AsFd, peer: SocketAddr) -> io::Result<
     unsafe { sq.at::<u32>(params.sq.array as usize).write(0) };
     sq.atomic(params.sq.tail).store(1, Ordering::Release);
 
+    let wake = if polled { IORING_ENTER_SQ_WAKEUP } else { 0 };
     let mut to_submit = 1;
     loop {
         // SAFETY: plain integers and no signal mask; the address the kernel reads outlives the wait.
@@ -128,7 +135,7 @@ pub(crate) fn uring_connect(socket: &impl AsFd, peer: SocketAddr) -> io::Result<
                 ring.as_raw_fd(),
                 to_submit,
                 1,
-                IORING_ENTER_GETEVENTS,
+                IORING_ENTER_GETEVENTS | wake,
                 std::ptr::null::<u8>(),
                 0,
             )

@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
+use std::time::{Duration, Instant};
 
 use adit_tests::bed::{Bed, Pod, Stage};
 use adit_tests::net::{self, Ending};
@@ -37,7 +38,7 @@ fn on_each_path<C, S>(
             .unwrap()
             .join(LONG)
             .unwrap();
-        let server_saw = running.join(SOON).unwrap();
+        let server_saw = running.join(LONG).unwrap();
         check(
             &format!("{} to {}", client.name(), server.name()),
             client_saw,
@@ -129,6 +130,32 @@ fn a_client_reset_reaches_a_server_that_is_writing() {
             let reset = [Some(libc::ECONNRESET), Some(libc::EPIPE)];
             assert!(reset.contains(&errno), "{path}: {errno:?}");
         },
+    );
+}
+
+#[test]
+fn a_client_reset_reaches_a_server_that_does_not_read() {
+    let bed = world("not reading").start().unwrap();
+    on_each_path(
+        &bed,
+        |mut stream| {
+            stream.set_write_timeout(Some(Duration::from_millis(300)))?;
+            let block = [0; 64 << 10];
+            // Until all buffers on the way are full.
+            while stream.write_all(&block).is_ok() {}
+            net::reset(stream)
+        },
+        |stream| {
+            let deadline = Instant::now() + net::STUCK;
+            while Instant::now() < deadline {
+                if let Some(error) = stream.take_error()? {
+                    return Ok(error.raw_os_error());
+                }
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            Ok(None)
+        },
+        |path, (), errno| assert_eq!(errno, Some(libc::ECONNRESET), "{path}"),
     );
 }
 

@@ -1,0 +1,99 @@
+//! The end of a process: what is open goes on for a while, nothing new is taken.
+
+use std::time::Duration;
+
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::admin_page::AdminPage;
+use super::handover::Wish;
+use super::keep::Keeper;
+use super::node::StopSignals;
+use crate::telemetry::Telemetry;
+
+/// How often a drain looks whether it is done.
+const POLL: Duration = Duration::from_millis(10);
+/// How long a process that has handed over still accepts what was on its way to its listeners: longer than the first
+/// repetition of a lost packet of a handshake.
+const ON_THEIR_WAY: Duration = Duration::from_millis(2_500);
+/// How long nothing may have been open before a process that has handed over ends: connections that are still being
+/// made do not count as open.
+const QUIET: Duration = Duration::from_secs(1);
+
+/// How the workers drain.
+pub(super) struct Drain<'a> {
+    pub(super) started: watch::Sender<bool>,
+    pub(super) deadline: Duration,
+    pub(super) telemetry: &'a Telemetry,
+}
+
+impl Drain<'_> {
+    /// After a signal: nothing new is taken from now on, by nobody. A second signal ends it.
+    pub(super) async fn after_stop(self, stop: &mut StopSignals, wishes: &mut mpsc::Receiver<Wish>, admin: &AdminPage) {
+        tracing::info!("draining for at most {} ms", self.deadline.as_millis());
+        self.started.send_replace(true);
+        let successors = async {
+            while let Some(wish) = wishes.recv().await {
+                match wish {
+                    Wish::Freeze(done) => drop(done.send(())),
+                    Wish::Thaw => {}
+                    Wish::Drain(done) => {
+                        tracing::info!("a successor has taken over");
+                        admin.close();
+                        let _ = done.send(());
+                    }
+                }
+            }
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            () = self.emptied(Duration::ZERO) => {}
+            () = successors => {}
+            () = stop.wait() => {}
+        }
+    }
+
+    /// After a successor has taken over. A first signal is no news then; a second ends it.
+    pub(super) async fn after_handover(self, stop: &mut StopSignals, keeper: &mut Keeper) {
+        tracing::info!(
+            "a successor has taken over; draining for at most {} ms",
+            self.deadline.as_millis()
+        );
+        let drained = async {
+            sleep(ON_THEIR_WAY.min(self.deadline)).await;
+            self.started.send_replace(true);
+            self.emptied(QUIET.min(self.deadline)).await;
+        };
+        let twice = async {
+            stop.wait().await;
+            tracing::info!("told to stop while draining; told again, the open connections are reset");
+            stop.wait().await;
+        };
+        tokio::select! {
+            () = drained => {}
+            () = keeper.end_departed() => {}
+            () = twice => {}
+        }
+    }
+
+    /// Waits until nothing has been open for so long, at most until the deadline.
+    async fn emptied(&self, quiet: Duration) {
+        let empty = async {
+            let mut since = None;
+            loop {
+                if self.telemetry.open_connections() > 0 {
+                    since = None;
+                } else if since.get_or_insert_with(Instant::now).elapsed() >= quiet {
+                    return;
+                }
+                sleep(POLL).await;
+            }
+        };
+        if timeout(self.deadline, empty).await.is_err() {
+            tracing::warn!(
+                "{} connections are reset: the drain's deadline has passed",
+                self.telemetry.open_connections()
+            );
+        }
+    }
+}

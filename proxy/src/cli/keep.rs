@@ -1,0 +1,191 @@
+//! Keeping the node's pods enrolled, as the mesh says, as long as this process is in charge.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::task::spawn_blocking;
+use tokio::time::{MissedTickBehavior, interval, sleep};
+
+use super::handover::Wish;
+use crate::admin::{Pending, Readiness};
+use crate::dataplane::{DirectConnections, Verdicts};
+use crate::mesh::{Mesh, MeshHandle};
+use crate::node::{self, EnrolError, Enrolment, LocalPods};
+use crate::steer::VerdictMaps;
+use crate::telemetry::Telemetry;
+
+/// How often telemetry is told what is gone, where the mesh does not change.
+const FORGET_EVERY: Duration = Duration::from_secs(120);
+/// How often it is looked whether programs and pins are in place.
+const CHECK_EVERY: Duration = Duration::from_secs(5);
+
+/// Who keeps the pods enrolled.
+pub(super) struct Keeper {
+    /// None only while it is at work on another thread.
+    kept: Option<Kept>,
+    retry: bool,
+    mesh: MeshHandle,
+    readiness: Readiness,
+    /// Woken when a pod that should be enrolled is there, and is not.
+    born: Arc<Notify>,
+    /// What is wrong and could not be put right.
+    broken: Option<(String, Pending)>,
+}
+
+/// What is kept as the mesh says: enrolment and the kernel's verdicts.
+pub(super) struct Kept {
+    pub(super) enrolment: Enrolment,
+    pub(super) maps: VerdictMaps,
+    pub(super) verdicts: Verdicts,
+    pub(super) direct: Arc<DirectConnections>,
+    pub(super) pods: LocalPods,
+    pub(super) telemetry: Arc<Telemetry>,
+}
+
+impl Kept {
+    /// Gives whether some pod has to be tried again.
+    fn reconcile(&mut self, mesh: &Mesh) -> bool {
+        // What policies forbid by now first; then, with the pods that are there, once more.
+        self.publish(mesh);
+        self.enforce();
+        let retry = self.enrolment.reconcile(mesh);
+        self.publish(mesh);
+        self.telemetry.forget_missing(mesh.workloads(), Instant::now());
+        retry
+    }
+
+    fn publish(&mut self, mesh: &Mesh) {
+        if let Err(error) = self.verdicts.publish(mesh, &self.pods) {
+            tracing::error!("{error}; connections that the kernel knows no verdict of take the proxy");
+        }
+    }
+
+    fn enforce(&self) {
+        match self.direct.enforce() {
+            Ok(0) => {}
+            Ok(count) => tracing::info!("ended {count} direct connections that policies forbid by now"),
+            Err(error) => tracing::error!("{error}; open connections that policies forbid by now go on"),
+        }
+    }
+
+    /// Takes back what a successor may have changed.
+    fn reclaim(&mut self, mesh: &Mesh) -> Result<(), EnrolError> {
+        // It numbers identities otherwise: nothing of it may be left when the pods have their own numbers again.
+        self.verdicts = Verdicts::take_over(self.maps.clone())?;
+        self.enrolment.reclaim()?;
+        self.reconcile(mesh);
+        Ok(())
+    }
+}
+
+impl Keeper {
+    pub(super) fn new(kept: Kept, mesh: MeshHandle, readiness: Readiness, born: Arc<Notify>) -> Self {
+        Self {
+            kept: Some(kept),
+            retry: false,
+            mesh,
+            readiness,
+            born,
+            broken: None,
+        }
+    }
+
+    /// Enrols what the mesh says, and tells the kernel its verdicts.
+    pub(super) async fn reconcile(&mut self) -> anyhow::Result<()> {
+        let mesh = self.mesh.load();
+        self.retry = self.aside(move |kept| kept.reconcile(&mesh)).await?;
+        Ok(())
+    }
+
+    /// Follows the mesh and looks after programs and pins, until a successor is in charge, which waits for a word.
+    /// Cancelling loses the enrolment: for the end of the process only.
+    pub(super) async fn keep(&mut self, wishes: &mut mpsc::Receiver<Wish>) -> anyhow::Result<oneshot::Sender<()>> {
+        let (mut generations, born) = (self.mesh.subscribe(), Arc::clone(&self.born));
+        let (mut forget, mut check) = (interval(FORGET_EVERY), interval(CHECK_EVERY));
+        forget.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        check.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut frozen = false;
+        loop {
+            tokio::select! {
+                Some(wish) = wishes.recv() => match wish {
+                    Wish::Freeze(done) => {
+                        frozen = true;
+                        // One that has gone in the meantime thaws.
+                        let _ = done.send(());
+                    }
+                    Wish::Thaw => {
+                        tracing::warn!("a successor has failed; this process stays in charge");
+                        frozen = false;
+                        let mesh = self.mesh.load();
+                        let reclaimed = self.aside(move |kept| kept.reclaim(&mesh)).await?;
+                        self.note(reclaimed.map(|()| Vec::new()));
+                    }
+                    Wish::Drain(done) => return Ok(done),
+                },
+                changed = generations.changed(), if !frozen => {
+                    changed.context("the mesh's source has ended")?;
+                    self.reconcile().await?;
+                }
+                () = sleep(node::RETRY), if self.retry && !frozen => self.reconcile().await?,
+                () = born.notified(), if !frozen => self.reconcile().await?,
+                _ = forget.tick(), if !frozen => self.reconcile().await?,
+                _ = check.tick(), if !frozen => {
+                    let checked = self.aside(|kept| kept.enrolment.check()).await?;
+                    self.note(checked);
+                }
+            }
+        }
+    }
+
+    /// Ends what is open of pods that leave, for good: for a process that is in charge no more.
+    pub(super) async fn end_departed(&mut self) {
+        let mut generations = self.mesh.subscribe();
+        while generations.changed().await.is_ok() {
+            let mesh = self.mesh.load();
+            if let Err(error) = self.aside(move |kept| kept.enrolment.end_departed(&mesh)).await {
+                tracing::error!("{error:#}");
+                break;
+            }
+        }
+        std::future::pending().await
+    }
+
+    /// Logs what a check has found; what it could not put right makes this process not ready.
+    fn note(&mut self, checked: Result<Vec<String>, EnrolError>) {
+        match checked {
+            Ok(repaired) => {
+                for what in repaired {
+                    tracing::warn!("put right: {what}");
+                }
+                if self.broken.take().is_some() {
+                    tracing::info!("programs and pins are in place again");
+                }
+            }
+            Err(error) => {
+                let text = error.to_string();
+                if self.broken.as_ref().is_none_or(|(known, _)| *known != text) {
+                    tracing::error!("programs and pins are not in place: {text}");
+                    let pending = self.readiness.pending(format!("programs and pins: {text}"));
+                    self.broken = Some((text, pending));
+                }
+            }
+        }
+    }
+
+    /// Works on a thread where that may take its time.
+    async fn aside<T: Send + 'static>(
+        &mut self,
+        work: impl FnOnce(&mut Kept) -> T + Send + 'static,
+    ) -> anyhow::Result<T> {
+        let mut kept = self.kept.take().context("the enrolment was lost")?;
+        let (kept, result) = spawn_blocking(move || {
+            let result = work(&mut kept);
+            (kept, result)
+        })
+        .await?;
+        self.kept = Some(kept);
+        Ok(result)
+    }
+}

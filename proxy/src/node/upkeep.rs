@@ -1,0 +1,87 @@
+//! What the enrolled pods need while nothing about them changes: that they stay captured, whatever is done to programs
+//! and pins, and that they are handed over and taken back.
+
+use std::collections::BTreeSet;
+use std::os::fd::AsFd as _;
+use std::sync::Arc;
+
+use super::enrol::{first_of, needs_new_enrolment, wanted};
+use super::{EnrolError, Enrolment, LocalPod, listen_in};
+use crate::identity::SpiffeId;
+use crate::mesh::{Mesh, SameNode};
+use crate::steer::PodSteering;
+
+/// The identities of the pods of `node` that should be enrolled.
+pub fn wanted_identities(node: &str, mesh: &Mesh) -> BTreeSet<SpiffeId> {
+    wanted(node, mesh).map(|workload| workload.identity.clone()).collect()
+}
+
+impl Enrolment {
+    /// Looks whether all that captures pods is in its place, and puts right what is not. Returns what was not, in words.
+    ///
+    /// # Errors
+    ///
+    /// Something could not be put right.
+    pub fn check(&self) -> Result<Vec<String>, EnrolError> {
+        let repairs = self.steering.repair()?;
+        let mut done = repairs.done;
+        for (uid, enrolled) in &self.enrolled {
+            if repairs.pods.contains(&enrolled.cookie)
+                && let Some(pod) = self.pods.get(uid)
+            {
+                self.listen_anew(&pod)?;
+                done.push(format!(
+                    "pod {}/{} was not captured",
+                    enrolled.workload.namespace, enrolled.workload.name
+                ));
+            }
+        }
+        Ok(done)
+    }
+
+    /// Takes back what a successor may have taken that did not get as far as to serve.
+    pub fn reclaim(&self) -> Result<(), EnrolError> {
+        self.steering.repair()?;
+        for uid in self.enrolled.keys() {
+            if let Some(pod) = self.pods.get(uid) {
+                self.listen_anew(&pod)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends what is open of pods that have left, or are not what they were. For a proxy that has handed over: maps and
+    /// pins are its successor's.
+    pub fn end_departed(&mut self, mesh: &Mesh) {
+        let wanted = self.wanted(mesh);
+        self.enrolled.retain(|uid, pod| {
+            let stays = wanted
+                .get(uid)
+                .is_some_and(|workload| !needs_new_enrolment(&pod.workload, workload));
+            if !stays {
+                self.pods.remove(uid);
+                self.server.removed(uid);
+            }
+            stays
+        });
+    }
+
+    /// Gives the pod new listeners, and attaches it to them.
+    fn listen_anew(&self, pod: &Arc<LocalPod>) -> Result<(), EnrolError> {
+        let listeners = listen_in(pod.netns(), self.workers)?;
+        let workload = pod.workload();
+        self.steering.attach_pod(&PodSteering {
+            namespace: &workload.namespace,
+            name: &workload.name,
+            netns: pod.netns().as_fd(),
+            cookie: pod.netns().cookie(),
+            identity: Some(pod.identity()),
+            same_node_encrypted: workload.same_node == SameNode::Encrypted,
+            addresses: &workload.addresses,
+            local_ports: pod.local_ports(),
+            listeners: first_of(&listeners),
+        })?;
+        self.server.listening(pod, listeners);
+        Ok(())
+    }
+}

@@ -1,0 +1,300 @@
+//! A proxy hands over to the next one while everything goes on.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use adit_tests::bed::{Bed, Pod, Running, Stage, wait_for};
+use adit_tests::net::{self, Ending};
+use serde::{Deserialize, Serialize};
+
+use crate::world::{LONG, PORT, SOON, ask, assert_refused, echo, is_answered, world};
+
+/// How often the proxy is replaced.
+const UPGRADES: usize = 5;
+/// Threads that make one new connection after the other, for each path, and the pause of each in between.
+const MAKERS: usize = 3;
+const PAUSE: Duration = Duration::from_millis(25);
+/// Connections that talk all the time, for each path.
+const TALKERS: usize = 15;
+const TALK_PAUSE: Duration = Duration::from_millis(20);
+
+/// What became of a load.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Outcome {
+    /// Connections that were made, answered in full and closed in order.
+    made: u64,
+    /// Exchanges on the connections that stay open.
+    exchanges: u64,
+    /// What went wrong, each in words.
+    losses: Vec<String>,
+}
+
+struct Load {
+    stop: AtomicBool,
+    made: AtomicU64,
+    exchanges: AtomicU64,
+    losses: Mutex<Vec<String>>,
+    begin: Instant,
+}
+
+impl Load {
+    fn lost(&self, what: String) {
+        let at = self.begin.elapsed().as_millis();
+        self.losses.lock().unwrap().push(format!("after {at} ms: {what}"));
+    }
+
+    fn make(&self, to: SocketAddr) {
+        let mut number = 0_u64;
+        while !self.stop.load(Ordering::Relaxed) {
+            number += 1;
+            let text = format!("connection {number} to {to}, {:?}", std::thread::current().id());
+            match net::ask(to, &text) {
+                Ok(seen) if seen.text == text && seen.ending == Ending::Fin => {
+                    self.made.fetch_add(1, Ordering::Relaxed);
+                }
+                Ok(seen) => self.lost(format!("asked {to} and saw {seen:?}")),
+                Err(error) => self.lost(format!("asked {to}: {error:#}")),
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    fn talk(&self, to: SocketAddr) {
+        let talk = || -> anyhow::Result<()> {
+            let mut stream: TcpStream = net::connect(to)?;
+            let (mut number, mut answer) = (0_u64, vec![0; 4096]);
+            while !self.stop.load(Ordering::Relaxed) {
+                number += 1;
+                let sent: Vec<u8> = number.to_be_bytes().into_iter().cycle().take(4096).collect();
+                stream.write_all(&sent)?;
+                stream.read_exact(&mut answer)?;
+                anyhow::ensure!(answer == sent, "exchange {number} came back changed");
+                self.exchanges.fetch_add(1, Ordering::Relaxed);
+                std::thread::sleep(TALK_PAUSE);
+            }
+            Ok(())
+        };
+        if let Err(error) = talk() {
+            self.lost(format!("talking with {to}: {error:#}"));
+        }
+    }
+}
+
+/// Loads the servers until the test says stop.
+fn load(stage: &Stage, servers: &[SocketAddr]) -> anyhow::Result<Outcome> {
+    let load = Arc::new(Load {
+        stop: AtomicBool::new(false),
+        made: AtomicU64::new(0),
+        exchanges: AtomicU64::new(0),
+        losses: Mutex::default(),
+        begin: Instant::now(),
+    });
+    let mut threads = Vec::new();
+    for &to in servers {
+        for number in 0..MAKERS + TALKERS {
+            let load = Arc::clone(&load);
+            threads.push(std::thread::spawn(move || {
+                if number < MAKERS {
+                    load.make(to);
+                } else {
+                    load.talk(to);
+                }
+            }));
+        }
+    }
+    stage.reached(())?;
+    stage.hold()?;
+    load.stop.store(true, Ordering::Relaxed);
+    for thread in threads {
+        anyhow::ensure!(thread.join().is_ok(), "a thread of the load panicked");
+    }
+    let losses = load.losses.lock().unwrap().clone();
+    Ok(Outcome {
+        made: load.made.load(Ordering::Relaxed),
+        exchanges: load.exchanges.load(Ordering::Relaxed),
+        losses,
+    })
+}
+
+fn begin(from: &Pod, servers: Vec<SocketAddr>) -> Running<Outcome> {
+    from.serve(move |stage| load(stage, &servers)).unwrap()
+}
+
+#[test]
+fn upgrades_under_load_lose_nothing() {
+    let bed = world("upgrade").start().unwrap();
+    let pod = |name: &str| bed.pod(name);
+    let (client, neighbour, server, outsider) = (pod("client"), pod("neighbour"), pod("server"), pod("outsider"));
+    let _servers: Vec<_> = bed.pods().iter().map(|pod| echo(pod, PORT)).collect();
+    let node = bed.node("n1");
+    let loads = [
+        // Through the tunnel, to the neighbour and to nobody's pod.
+        (
+            "from a pod",
+            begin(client, vec![server.at(PORT), neighbour.at(PORT), outsider.at(PORT)]),
+        ),
+        // Through the tunnel, inwards.
+        (
+            "from a pod elsewhere",
+            begin(server, vec![client.at(PORT), client.at6(PORT)]),
+        ),
+        // In plaintext.
+        (
+            "from outside",
+            begin(outsider, vec![client.at(PORT), neighbour.at6(PORT)]),
+        ),
+    ];
+    std::thread::sleep(Duration::from_millis(500));
+    for _ in 0..UPGRADES {
+        node.upgrade(&[]).unwrap();
+        std::thread::sleep(Duration::from_millis(1500));
+    }
+    for (what, running) in loads {
+        running.proceed().unwrap();
+        let outcome = running.join(LONG).unwrap();
+        println!("{what}: {} made, {} exchanges", outcome.made, outcome.exchanges);
+        assert!(outcome.made > 500 && outcome.exchanges > 500, "{what}: {outcome:?}");
+        assert_eq!(outcome.losses, Vec::<String>::new(), "{what}");
+    }
+    // The predecessors leave now that nothing of theirs is open, and take nothing with them.
+    node.wait_left(LONG).unwrap();
+    ask(client, server.at(PORT));
+    ask(server, client.at(PORT));
+    ask(outsider, client.at6(PORT));
+}
+
+/// A connection that is open, and says so once more when it is told to.
+fn stay(client: &Pod, to: SocketAddr) -> Running<()> {
+    let talk = move |stage: &Stage| {
+        let mut stream = net::connect(to)?;
+        stream.write_all(b"here")?;
+        stage.reached(net::read_text(&mut stream, 4)?)?;
+        stage.hold()?;
+        stream.write_all(b"still here")?;
+        stage.reached(net::read_text(&mut stream, 10)?)
+    };
+    client.serve(talk).unwrap()
+}
+
+#[test]
+fn a_proxy_that_has_handed_over_leaves_when_its_last_connection_has_ended() {
+    let bed = world("leaving").start().unwrap();
+    let (client, server) = (bed.pod("client"), bed.pod("server"));
+    let _server = echo(server, PORT);
+    let to = server.at(PORT);
+    let mut open = stay(client, to);
+    let node = bed.node("n1");
+    node.upgrade(&[]).unwrap();
+    assert!(
+        node.wait_left(Duration::from_secs(5)).is_err(),
+        "an open connection keeps it"
+    );
+    open.proceed().unwrap();
+    assert_eq!(open.stage::<String>(SOON).unwrap(), "still here");
+    open.join(SOON).unwrap();
+    node.wait_left(SOON).unwrap();
+    ask(client, to);
+}
+
+#[test]
+fn a_successor_that_cannot_start_leaves_the_one_in_charge() {
+    let bed = world("failed upgrade").start().unwrap();
+    let (client, server) = (bed.pod("client"), bed.pod("server"));
+    let _servers = [echo(server, PORT), echo(client, PORT)];
+    let node = bed.node("n1");
+    let pid = node.pid();
+    let other_root = bed.dir().join("other.pem");
+    std::fs::write(&other_root, OTHER_ROOT).unwrap();
+    let other_root = format!("--ca-root={}", other_root.display());
+    for (broken, why) in [
+        ("--ca-root=/nonexistent", "/nonexistent"),
+        ("--pods-cgroup=/nonexistent", "/nonexistent"),
+        ("--mesh-file=/nonexistent", "/nonexistent"),
+        // Found out only by asking the authority.
+        (&other_root, "stays in charge"),
+    ] {
+        let error = format!("{:#}", node.upgrade(&[broken]).unwrap_err());
+        assert!(error.contains("ended") && error.contains(why), "{broken}: {error}");
+        assert_eq!(node.pid(), pid);
+        assert!(node.is_running());
+        ask(client, server.at(PORT));
+        ask(server, client.at(PORT));
+    }
+    // One that fails after it has asked the other to keep still: it still reconciles.
+    bed.update(|mesh| mesh.workloads.retain(|workload| workload.name != "neighbour"))
+        .unwrap();
+    node.wait_for_log("neighbour has left", SOON).unwrap();
+    node.upgrade(&[]).unwrap();
+    ask(client, server.at(PORT));
+}
+
+#[test]
+fn a_successor_that_dies_half_way_loses_to_the_one_in_charge() {
+    let bed = world("half way").start().unwrap();
+    let (client, server) = (bed.pod("client"), bed.pod("server"));
+    let _servers = [echo(server, PORT), echo(client, PORT)];
+    let node = bed.node("n1");
+    // As a successor that puts its listeners in place of the other's and dies before the last word.
+    let mut control = std::os::unix::net::UnixStream::connect(node.run_dir().join("control.sock")).unwrap();
+    control.write_all(b"freeze\n").unwrap();
+    let mut answer = [0; 10];
+    control.read_exact(&mut answer).unwrap();
+    assert_eq!(&answer, b"ok frozen\n");
+    let listeners = std::fs::read_dir(node.bpf_dir().join("v1/pods")).unwrap().count();
+    assert_eq!(listeners, 2);
+    // Frozen: what the mesh says waits.
+    bed.update(|mesh| mesh.workloads.retain(|workload| workload.name != "neighbour"))
+        .unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(std::fs::read_dir(node.bpf_dir().join("v1/pods")).unwrap().count(), 2);
+    drop(control);
+    node.wait_for_log("stays in charge", SOON).unwrap();
+    node.wait_for_log("neighbour has left", SOON).unwrap();
+    ask(client, server.at(PORT));
+    ask(server, client.at(PORT));
+}
+
+#[test]
+fn a_successor_takes_over_from_one_that_drains_after_a_signal() {
+    let bed = world("late successor").start().unwrap();
+    let (client, server) = (bed.pod("client"), bed.pod("server"));
+    let _servers = [echo(server, PORT), echo(client, PORT)];
+    let to = server.at(PORT);
+    let mut open = stay(client, to);
+    let node = bed.node("n1");
+    node.signal(nix::sys::signal::Signal::SIGTERM).unwrap();
+    node.wait_for_log("draining", SOON).unwrap();
+    wait_for("new connections to be refused", SOON, || Ok(!is_answered(client, to))).unwrap();
+    assert_refused(client, to);
+    node.upgrade(&[]).unwrap();
+    ask(client, to);
+    wait_for("the way in", SOON, || Ok(is_answered(server, client.at(PORT)))).unwrap();
+    open.proceed().unwrap();
+    assert_eq!(open.stage::<String>(SOON).unwrap(), "still here");
+    node.wait_left(LONG).unwrap();
+}
+
+#[test]
+fn uninstall_is_refused_while_a_proxy_runs() {
+    let bed: Bed = world("refuse uninstall").start().unwrap();
+    let error = bed.node("n1").uninstall().unwrap_err().to_string();
+    assert!(error.contains("stop it first") && error.contains("pid"), "{error}");
+}
+
+/// The root of somebody else.
+const OTHER_ROOT: &str = "\
+-----BEGIN CERTIFICATE-----
+MIIBhjCCASugAwIBAgIUDJ0EmuTn6ss9PN1tBdxdBxVq3e0wCgYIKoZIzj0EAwIw
+FzEVMBMGA1UEAwwMYW5vdGhlciByb290MCAXDTI2MTEyOTIzMjQwN1oYDzIxMjYx
+MTA1MjMyNDA3WjAXMRUwEwYDVQQDDAxhbm90aGVyIHJvb3QwWTATBgcqhkjOPQIB
+BggqhkjOPQMBBwNCAARMqp1FdS2DpbKJrXnVmJQa1mD9csHImRkKpD7C6QVTkUOQ
+d46htefAko6tmWL4bNXEhT23oK75i+8wVBZji4t2o1MwUTAdBgNVHQ4EFgQUDU4N
+E/gfQ6ssBNYUp5gLYxxiltgwHwYDVR0jBBgwFoAUDU4NE/gfQ6ssBNYUp5gLYxxi
+ltgwDwYDVR0TAQH/BAUwAwEB/zAKBggqhkjOPQQDAgNJADBGAiEA9PX0+PcimwIQ
+rX8Eq1WAdjBbvjarjjjK7RLCkZdDIFwCIQCSJmDyk84NVpVlMyLAUb055+Pp0nfB
+HAXS1HF2DTu2jw==
+-----END CERTIFICATE-----
+";
