@@ -55,6 +55,8 @@ fn publish(ctx: &SockOpsContext) {
     let announced = match FlowKind::from_u16(flow.kind) {
         FlowKind::Captured | FlowKind::Own => FLOWS.insert(flow_key(ctx), flow, BPF_ANY.into()).is_ok(),
         FlowKind::Direct => publish_direct(ctx, flow),
+        // Never a pod's.
+        FlowKind::Probe => false,
     };
     if announced {
         // A connect that fails takes its entry away.

@@ -104,9 +104,8 @@ impl Enrolment {
                 let pod = self.pods.get(&workload.uid);
                 pod.is_some_and(|pod| pod.netns().was_replaced())
             };
-            let is_done = |pod: &Enrolled| {
-                pod.served && !needs_new_enrolment(&pod.workload, workload) && !was_replaced()
-            };
+            let is_done =
+                |pod: &Enrolled| pod.served && !needs_new_enrolment(&pod.workload, workload) && !was_replaced();
             if !self.enrolled.get(&workload.uid).is_some_and(is_done) {
                 self.try_add(workload, &wanted);
             }
