@@ -161,7 +161,7 @@ pub enum SynVerdict {
 pub fn syn(facts: &SynFacts, nobody: impl FnOnce() -> Cached) -> SynVerdict {
     match facts.announced {
         Some(FlowKind::Captured) => return SynVerdict::Steer(Listener::Outbound),
-        Some(FlowKind::Direct | FlowKind::Own) => return SynVerdict::Pass,
+        Some(FlowKind::Direct | FlowKind::Own | FlowKind::Probe) => return SynVerdict::Pass,
         None => {}
     }
     let own = facts.remote.same(&facts.local) || facts.from_other_own_address;
@@ -274,6 +274,7 @@ mod tests {
     fn a_syn_goes_to_the_listener_that_its_source_and_port_call_for() {
         let steer = SynVerdict::Steer;
         let (captured, direct) = (Some(FlowKind::Captured), Some(FlowKind::Direct));
+        let probe = Some(FlowKind::Probe);
         for (remote, port, announced, other_own, nobody, verdict) in [
             ("10.0.0.5", 80, None, false, Cached::Ask, SynVerdict::Pass),
             ("10.0.0.5", 80, captured, false, Cached::Ask, steer(Listener::Outbound)),
@@ -292,6 +293,7 @@ mod tests {
             ("10.9.0.1", 80, None, false, Cached::Allow, SynVerdict::Pass),
             ("10.9.0.1", 80, None, false, Cached::Deny, SynVerdict::Refuse),
             ("10.9.0.1", 80, direct, false, Cached::Deny, SynVerdict::Pass),
+            ("10.9.0.1", 80, probe, false, Cached::Deny, SynVerdict::Pass),
             ("10.9.0.1", 15008, None, false, Cached::Deny, steer(Listener::Hbone)),
             ("10.9.0.1", 15008, direct, false, Cached::Deny, SynVerdict::Pass),
             ("10.9.0.1", 15001, None, false, Cached::Ask, steer(Listener::Plaintext)),

@@ -133,6 +133,8 @@ pub enum DirectKind {
     Outbound = 1,
     /// From a peer without identity into an enrolled pod, seen there.
     Inbound = 2,
+    /// A probe by the node's kubelet into an enrolled pod, seen there.
+    Probe = 3,
 }
 
 /// An open direct connection, by its socket's cookie.
@@ -149,7 +151,7 @@ pub struct Direct {
     pub netns: u64,
     /// When it began, on the monotonic clock, in nanoseconds.
     pub opened: u64,
-    /// The cgroup of the process that dialled.
+    /// The cgroup of the process that dialled, where it is of this node.
     pub cgroup: u64,
     /// How many bytes had been received when this end had closed and the other had not.
     pub half_closed_received: u64,
@@ -193,7 +195,7 @@ pub struct DirectEnd {
     pub reserved: u32,
 }
 
-/// What the kernel could not tell, by index of the map of counters.
+/// What the kernel counts, by index of the map of counters.
 #[repr(u32)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Counter {
@@ -205,10 +207,14 @@ pub enum Counter {
     LostReceived = 2,
     /// Direct connections that could not be recorded, for want of memory.
     Unrecorded = 3,
+    /// Connects that were refused in namespaces that nobody had looked at yet.
+    StartupRefused = 4,
+    /// Connects that passed there.
+    StartupPassed = 5,
 }
 
 /// How many counters there are.
-pub const COUNTERS: u32 = 4;
+pub const COUNTERS: u32 = 6;
 
 const _: () = {
     assert!(size_of::<Destination>() == 32);

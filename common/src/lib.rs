@@ -10,6 +10,7 @@ mod decide;
 mod direct;
 mod maps;
 mod services;
+mod startup;
 
 pub use addr::{Addr, HostPort};
 pub use decide::{
@@ -21,10 +22,11 @@ pub use direct::{
     MAX_DIRECT, MAX_RANGES, MAX_VERDICTS, NO_VERDICT, NOBODY, Range, Verdict, VerdictKey, cached,
 };
 pub use maps::{
-    AddrKey, COMMAND_LEN, Flow, FlowKey, FlowKind, LAYOUT, LISTENERS_PER_POD, Listener, MAX_CLIENTS, MAX_FLOWS,
+    AddrKey, COMMAND_LEN, Config, Flow, FlowKey, FlowKind, LAYOUT, LISTENERS_PER_POD, Listener, MAX_CLIENTS, MAX_FLOWS,
     MAX_PODS, MAX_PROXIES, Pod, PodFlags, listener_index,
 };
 pub use services::{
     Choice, Endpoint, EndpointKey, EndpointList, MAX_ENDPOINTS, MAX_ENDPOINTS_OF_PORT, MAX_SERVICES, ServiceKey,
     choose, through,
 };
+pub use startup::{MAX_OTHERS, STRANGERS_LEN, Startup, StartupVerdict, Stranger, not_enrolled};

@@ -134,6 +134,8 @@ pub enum FlowKind {
     Direct = 1,
     /// From the pod to itself, by an address for which the kernel does not keep strangers from saying that they are it.
     Own = 2,
+    /// A probe by the node's kubelet, which no policy forbids: for the application itself.
+    Probe = 3,
 }
 
 impl FlowKind {
@@ -143,9 +145,46 @@ impl FlowKind {
         match value {
             1 => Self::Direct,
             2 => Self::Own,
+            3 => Self::Probe,
             _ => Self::Captured,
         }
     }
+}
+
+/// What the programs are told by the proxy's settings. There is one.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Config {
+    /// The cookie of the node's own network namespace, in which the kubelet's sockets are.
+    pub host_netns: u64,
+    /// The kubelet's command name, filled up with zero bytes; all zero where every process of its cgroup is it.
+    pub kubelet: [u8; COMMAND_LEN],
+    /// A [`Startup`](crate::Startup).
+    pub startup: u32,
+    /// Always zero.
+    pub reserved: u32,
+}
+
+impl Config {
+    /// Whether a process of the kubelet's cgroup, of this command name, with a socket in this namespace, is the
+    /// kubelet.
+    #[inline(always)]
+    pub const fn is_kubelet(&self, netns: u64, command: &[u8; COMMAND_LEN]) -> bool {
+        let wanted = words(&self.kubelet);
+        let is = words(command);
+        let any = wanted[0] == 0 && wanted[1] == 0;
+        self.host_netns != 0 && netns == self.host_netns && (any || (wanted[0] == is[0] && wanted[1] == is[1]))
+    }
+}
+
+/// The name as two words: a comparison of arrays is a call of a function that the kernel does not have.
+#[inline(always)]
+const fn words(name: &[u8; COMMAND_LEN]) -> [u64; 2] {
+    let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = *name;
+    [
+        u64::from_ne_bytes([a, b, c, d, e, f, g, h]),
+        u64::from_ne_bytes([i, j, k, l, m, n, o, p]),
+    ]
 }
 
 /// The truth about a connection.
@@ -179,6 +218,7 @@ const _: () = {
     assert!(size_of::<AddrKey>() == 24);
     assert!(size_of::<FlowKey>() == 32);
     assert!(size_of::<Flow>() == 72);
+    assert!(size_of::<Config>() == 32);
 };
 
 #[cfg(feature = "user")]
@@ -197,5 +237,48 @@ mod pod {
     // SAFETY: as above.
     unsafe impl aya::Pod for super::Flow {}
     // SAFETY: as above.
+    unsafe impl aya::Pod for super::Config {}
+    // SAFETY: as above.
     unsafe impl aya::Pod for crate::Addr {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(text: &str) -> [u8; COMMAND_LEN] {
+        let mut name = [0; COMMAND_LEN];
+        name[..text.len()].copy_from_slice(text.as_bytes());
+        name
+    }
+
+    #[test]
+    fn the_kubelet_is_known_by_its_namespace_and_its_whole_name() {
+        let named = Config {
+            host_netns: 7,
+            kubelet: name("kubelet"),
+            ..Config::default()
+        };
+        let any = Config {
+            kubelet: name(""),
+            ..named
+        };
+        let unset = Config::default();
+        for (config, netns, command, is_kubelet) in [
+            (named, 7, "kubelet", true),
+            (named, 8, "kubelet", false),
+            (named, 7, "kubelet2", false),
+            (named, 7, "kubele", false),
+            (named, 7, "kubelet-wrapper", false),
+            (any, 7, "whatever", true),
+            (any, 8, "whatever", false),
+            (unset, 0, "kubelet", false),
+        ] {
+            assert_eq!(
+                config.is_kubelet(netns, &name(command)),
+                is_kubelet,
+                "{netns} {command}"
+            );
+        }
+    }
 }

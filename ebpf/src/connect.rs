@@ -27,14 +27,15 @@ use crate::context::{read_addr, write_addr};
 use crate::direct;
 use crate::maps::{ADDRS, PODS, PROXIES, clear_socket_flow, known, new_socket_flow};
 use crate::services::{self, Chosen};
+use crate::startup;
 
 /// The hook's answers.
-const ALLOW: i32 = 1;
+pub const ALLOW: i32 = 1;
 /// The application sees `EPERM`, or the error that was set.
-const REFUSE: i32 = 0;
+pub const REFUSE: i32 = 0;
 const ECONNREFUSED: i32 = 111;
 
-const IPPROTO_TCP: u32 = 6;
+pub const IPPROTO_TCP: u32 = 6;
 
 #[cgroup_sock_addr(connect4)]
 pub fn adit_connect4(ctx: SockAddrContext) -> i32 {
@@ -71,7 +72,7 @@ fn steer<const ONLY_V4: bool>(
     let netns = unsafe { bpf_get_netns_cookie(ctx.as_ptr()) };
     // SAFETY: entries are replaced as a whole when a pod changes; a torn read could only show a pod that is leaving.
     let Some(pod) = (unsafe { PODS.get(netns) }) else {
-        return ALLOW;
+        return startup::connect(netns, &addr);
     };
     // SAFETY: a helper without arguments.
     let cgroup = unsafe { bpf_get_current_cgroup_id() };
@@ -189,7 +190,7 @@ fn known_to(pod: &Pod, addr: &Addr, port: HostPort) -> Cached {
 
 /// Fills in what was dialled, the endpoint that was chosen, and the author. In place: the stack has little room.
 #[inline(always)]
-fn describe(flow: &mut Flow, kind: FlowKind, addr: Addr, port: HostPort, endpoint: Option<&Endpoint>, cgroup: u64) {
+pub fn describe(flow: &mut Flow, kind: FlowKind, addr: Addr, port: HostPort, endpoint: Option<&Endpoint>, cgroup: u64) {
     flow.endpoint.addr = endpoint.map_or(Addr::default(), |endpoint| endpoint.addr);
     flow.endpoint.port = endpoint.map_or(HostPort(0), |endpoint| endpoint.port);
     flow.addr = addr;

@@ -16,10 +16,12 @@ mod connect;
 mod context;
 mod direct;
 mod getpeername;
+mod kubelet;
 mod maps;
 mod services;
 mod sk_lookup;
 mod sock_ops;
+mod startup;
 
 #[cfg(not(test))]
 #[panic_handler]

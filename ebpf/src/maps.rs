@@ -4,14 +4,14 @@ use core::ffi::c_void;
 use core::ptr;
 
 use adit_common::{
-    Addr, AddrKey, COUNTERS, Cached, Counter, Destination, Direct, DirectEnd, EVENTS_LEN, Endpoint, EndpointKey,
-    EndpointList, Flow, FlowKey, LISTENERS_PER_POD, MAX_CLIENTS, MAX_DESTINATIONS, MAX_DIRECT, MAX_ENDPOINTS,
-    MAX_FLOWS, MAX_PODS, MAX_PROXIES, MAX_RANGES, MAX_SERVICES, MAX_VERDICTS, NO_VERDICT, Pod, ServiceKey, Verdict,
-    VerdictKey,
+    Addr, AddrKey, COUNTERS, Cached, Config, Counter, Destination, Direct, DirectEnd, EVENTS_LEN, Endpoint,
+    EndpointKey, EndpointList, Flow, FlowKey, LISTENERS_PER_POD, MAX_CLIENTS, MAX_DESTINATIONS, MAX_DIRECT,
+    MAX_ENDPOINTS, MAX_FLOWS, MAX_OTHERS, MAX_PODS, MAX_PROXIES, MAX_RANGES, MAX_SERVICES, MAX_VERDICTS, NO_VERDICT,
+    Pod, STRANGERS_LEN, ServiceKey, Stranger, Verdict, VerdictKey,
 };
 use aya_ebpf::bindings::{BPF_F_NO_PREALLOC, BPF_SK_STORAGE_GET_F_CREATE, bpf_sock};
 use aya_ebpf::btf_maps::lpm_trie::Key;
-use aya_ebpf::btf_maps::{HashMap, LpmTrie, PerCpuArray, RingBuf, SkStorage, SockMap};
+use aya_ebpf::btf_maps::{Array, HashMap, LpmTrie, PerCpuArray, RingBuf, SkStorage, SockMap};
 use aya_ebpf::helpers::generated::{bpf_sk_storage_delete, bpf_sk_storage_get};
 use aya_ebpf::macros::btf_map;
 
@@ -72,9 +72,21 @@ pub static DIRECT: HashMap<u64, Direct, { MAX_DIRECT as usize }, GROWS> = HashMa
 #[btf_map(name = "adit_events")]
 pub static EVENTS: RingBuf<DirectEnd, { EVENTS_LEN as usize }> = RingBuf::new();
 
-/// What the ring had no room for, by [`Counter`].
+/// What is counted, by [`Counter`].
 #[btf_map(name = "adit_counters")]
 pub static COUNTED: PerCpuArray<u64, { COUNTERS as usize }> = PerCpuArray::new();
+
+/// What the proxy's settings say.
+#[btf_map(name = "adit_config")]
+pub static CONFIG: Array<Config, 1> = Array::new();
+
+/// The cookies of network namespaces that are known not to be in the mesh.
+#[btf_map(name = "adit_others")]
+pub static OTHERS: HashMap<u64, u8, { MAX_OTHERS as usize }, GROWS> = HashMap::new();
+
+/// Connects in namespaces that are neither enrolled nor known not to be in the mesh.
+#[btf_map(name = "adit_strangers")]
+pub static STRANGERS: RingBuf<Stranger, { STRANGERS_LEN as usize }> = RingBuf::new();
 
 /// What is known of a destination, and which pod of this node it is: the cookie is zero where it is none.
 #[inline(always)]

@@ -18,9 +18,9 @@ use crate::direct;
 use crate::maps::{CLIENTS, FLOWS, PODS, known, set_socket_flow, socket_flow};
 
 const AF_INET: u32 = 2;
-const TCP_SYN_SENT: u32 = 2;
+pub const TCP_SYN_SENT: u32 = 2;
 const TCP_FIN_WAIT2: u32 = 5;
-const TCP_CLOSE: u32 = 7;
+pub const TCP_CLOSE: u32 = 7;
 
 #[sock_ops]
 pub fn adit_sock_ops(ctx: SockOpsContext) -> u32 {
@@ -55,6 +55,8 @@ fn publish(ctx: &SockOpsContext) {
     let announced = match FlowKind::from_u16(flow.kind) {
         FlowKind::Captured | FlowKind::Own => FLOWS.insert(flow_key(ctx), flow, BPF_ANY.into()).is_ok(),
         FlowKind::Direct => publish_direct(ctx, flow),
+        // Never a pod's.
+        FlowKind::Probe => false,
     };
     if announced {
         // A connect that fails takes its entry away.
@@ -95,31 +97,39 @@ fn accepted(ctx: &SockOpsContext) {
         let _ = CLIENTS.remove(key);
         return;
     }
-    // SAFETY: the field is written before the SYN, and not changed after.
-    match unsafe { FLOWS.get(key) }.map(|flow| FlowKind::from_u16(flow.kind)) {
+    // SAFETY: the entry is written before the SYN, and not changed after.
+    let flow = unsafe { FLOWS.get(key) };
+    let kind = match flow.map(|flow| FlowKind::from_u16(flow.kind)) {
         // The client's end is recorded, where that is to be.
-        Some(FlowKind::Direct | FlowKind::Own) => drop(FLOWS.remove(key)),
+        Some(FlowKind::Direct | FlowKind::Own) => {
+            let _ = FLOWS.remove(key);
+            return;
+        }
         // The proxy's own listener.
-        Some(FlowKind::Captured) => {}
-        None => accepted_from_outside(ctx, key.netns),
+        Some(FlowKind::Captured) => return,
+        // The client's end is the host's, which nobody watches.
+        Some(FlowKind::Probe) => DirectKind::Probe,
+        None if is_from_outside(ctx, key.netns) => DirectKind::Inbound,
+        None => return,
+    };
+    if direct::record(ctx, kind, key.netns, remote(ctx), local(ctx), flow) {
+        tell_states(ctx);
+    }
+    if kind == DirectKind::Probe {
+        let _ = FLOWS.remove(key);
     }
 }
 
-/// A peer without identity that the socket lookup has let through to the application.
-fn accepted_from_outside(ctx: &SockOpsContext, netns: u64) {
+/// Whether this is from a peer without identity that the socket lookup has let through to the application.
+fn is_from_outside(ctx: &SockOpsContext, netns: u64) -> bool {
     let (client, server) = (remote(ctx), local(ctx));
     // SAFETY: as in `connect`.
     if unsafe { PODS.get(netns) }.is_none() || client.0.is_loopback() || client.0.same(&server.0) {
-        return;
+        return false;
     }
     let (owner, verdict) = known(NOBODY, &server.0, server.1);
     // Anything else has come to a listener of the proxy's.
-    if owner != netns || verdict != Cached::Allow || server.1.0 == HBONE_PORT.0 {
-        return;
-    }
-    if direct::record(ctx, DirectKind::Inbound, netns, client, server, None) {
-        tell_states(ctx);
-    }
+    owner == netns && verdict == Cached::Allow && server.1.0 != HBONE_PORT.0
 }
 
 /// The connect has failed. One that has succeeded leaves its entry even if the client is gone by now: the proxy is yet
@@ -141,12 +151,12 @@ fn withdraw(ctx: &SockOpsContext) {
 /// Asks to be told of the socket's states from here on. Where that fails, what was recorded of it stays until the proxy
 /// sweeps.
 #[inline(always)]
-fn tell_states(ctx: &SockOpsContext) {
+pub fn tell_states(ctx: &SockOpsContext) {
     let _ = ctx.set_cb_flags(BPF_SOCK_OPS_STATE_CB_FLAG as i32);
 }
 
 #[inline(always)]
-fn socket(ctx: &SockOpsContext) -> Option<*mut bpf_sock> {
+pub fn socket(ctx: &SockOpsContext) -> Option<*mut bpf_sock> {
     // SAFETY: a read of the context; the verifier knows the pointer as a socket or null.
     let sk = unsafe { (*ctx.ops).__bindgen_anon_2.sk };
     (!sk.is_null()).then_some(sk)
@@ -154,18 +164,18 @@ fn socket(ctx: &SockOpsContext) -> Option<*mut bpf_sock> {
 
 /// This end's address and port.
 #[inline(always)]
-fn local(ctx: &SockOpsContext) -> (Addr, HostPort) {
+pub fn local(ctx: &SockOpsContext) -> (Addr, HostPort) {
     (local_addr(ctx), local_port(ctx))
 }
 
 /// The other end's address and port.
 #[inline(always)]
-fn remote(ctx: &SockOpsContext) -> (Addr, HostPort) {
+pub fn remote(ctx: &SockOpsContext) -> (Addr, HostPort) {
     (remote_addr(ctx), remote_port(ctx))
 }
 
 #[inline(always)]
-fn flow_key(ctx: &SockOpsContext) -> FlowKey {
+pub fn flow_key(ctx: &SockOpsContext) -> FlowKey {
     FlowKey::new(netns(ctx), local_addr(ctx), local_port(ctx), remote_port(ctx))
 }
 
@@ -175,7 +185,7 @@ fn client_key(ctx: &SockOpsContext) -> FlowKey {
 }
 
 #[inline(always)]
-fn netns(ctx: &SockOpsContext) -> u64 {
+pub fn netns(ctx: &SockOpsContext) -> u64 {
     // SAFETY: a helper on the program's own context.
     unsafe { bpf_get_netns_cookie(ctx.as_ptr()) }
 }

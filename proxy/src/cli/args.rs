@@ -69,6 +69,15 @@ pub(super) enum Switch {
     Off,
 }
 
+/// What becomes of connects of pods that nobody has looked at yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum StartupMode {
+    /// They are refused.
+    Enforced,
+    /// They pass, in plaintext and whatever policies say, and are counted.
+    Permissive,
+}
+
 /// The flags of `adit node`.
 #[derive(Debug, Clone, Args)]
 pub struct NodeArgs {
@@ -101,6 +110,20 @@ pub struct NodeArgs {
     /// Instead of running: lets all pods go, and removes whatever any version has left below --bpf-dir
     #[arg(long, help_heading = NODE_HEADING)]
     pub(super) uninstall: bool,
+
+    /// What becomes of connects of a pod that has just been born, until it is enrolled or known not to be in the mesh
+    #[arg(long, value_name = "MODE", env = "ADIT_STARTUP", help_heading = NODE_HEADING, default_value = "enforced")]
+    pub(super) startup: StartupMode,
+
+    /// The kubelet's cgroup v2 directory, such as /sys/fs/cgroup/system.slice/kubelet.service: its probes then reach
+    /// enrolled pods under any policy. Where it is left out, they are decided on as any plaintext peer
+    #[arg(long, value_name = "PATH", env = "ADIT_KUBELET_CGROUP", help_heading = NODE_HEADING)]
+    pub(super) kubelet_cgroup: Option<PathBuf>,
+
+    /// The command name of the kubelet among the processes of its cgroup; empty where each of them may probe
+    #[arg(long, value_name = "NAME", env = "ADIT_KUBELET_COMMAND", help_heading = NODE_HEADING,
+          default_value = "kubelet")]
+    pub(super) kubelet_command: String,
 
     /// The certificate authority, as https://host:port
     #[arg(long, value_name = "URL", env = "ADIT_CA_ADDRESS", help_heading = CA_HEADING,

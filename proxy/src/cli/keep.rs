@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::spawn_blocking;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
@@ -27,6 +27,8 @@ pub(super) struct Keeper {
     retry: bool,
     mesh: MeshHandle,
     readiness: Readiness,
+    /// Woken when a pod that should be enrolled is there, and is not.
+    born: Arc<Notify>,
     /// What is wrong and could not be put right.
     broken: Option<(String, Pending)>,
 }
@@ -77,12 +79,13 @@ impl Kept {
 }
 
 impl Keeper {
-    pub(super) fn new(kept: Kept, mesh: MeshHandle, readiness: Readiness) -> Self {
+    pub(super) fn new(kept: Kept, mesh: MeshHandle, readiness: Readiness, born: Arc<Notify>) -> Self {
         Self {
             kept: Some(kept),
             retry: false,
             mesh,
             readiness,
+            born,
             broken: None,
         }
     }
@@ -97,7 +100,7 @@ impl Keeper {
     /// Follows the mesh and looks after programs and pins, until a successor is in charge, which waits for a word.
     /// Cancelling loses the enrolment: for the end of the process only.
     pub(super) async fn keep(&mut self, wishes: &mut mpsc::Receiver<Wish>) -> anyhow::Result<oneshot::Sender<()>> {
-        let mut generations = self.mesh.subscribe();
+        let (mut generations, born) = (self.mesh.subscribe(), Arc::clone(&self.born));
         let (mut forget, mut check) = (interval(FORGET_EVERY), interval(CHECK_EVERY));
         forget.set_missed_tick_behavior(MissedTickBehavior::Delay);
         check.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -124,6 +127,7 @@ impl Keeper {
                     self.reconcile().await?;
                 }
                 () = sleep(node::RETRY), if self.retry && !frozen => self.reconcile().await?,
+                () = born.notified(), if !frozen => self.reconcile().await?,
                 _ = forget.tick(), if !frozen => self.reconcile().await?,
                 _ = check.tick(), if !frozen => {
                     let checked = self.aside(|kept| kept.enrolment.check()).await?;

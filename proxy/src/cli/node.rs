@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use serde_json::{Value, json};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::spawn_blocking;
 use tokio::time::{interval, timeout};
 
 use super::admin_page::AdminPage;
+use super::args::StartupMode;
 use super::drain::Drain;
 use super::handover::{Control, Predecessor, Turn};
 use super::keep::{Keeper, Kept};
@@ -25,8 +26,8 @@ use crate::hbone::HboneSettings;
 use crate::identity::{CaClient, CaSettings, CertStore, IdentityLease, StoreSettings};
 use crate::mesh::MeshHandle;
 use crate::mesh::source::{FileSource, StatusHandle};
-use crate::node::{self, Enrolment, LocalPods};
-use crate::steer::{self, LogScope, Prepared, SteerError, SteerSettings};
+use crate::node::{self, Births, Enrolment, LocalPods};
+use crate::steer::{self, KubeletSettings, LogScope, Prepared, Startup, SteerError, SteerSettings, Steering};
 use crate::telemetry::{Telemetry, TelemetrySettings};
 
 /// How long a proxy that takes over waits for its certificates; the one in charge has its own.
@@ -35,7 +36,8 @@ const CERTIFICATES_BEFORE_HANDOVER: Duration = Duration::from_secs(15);
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
 /// How often it is looked whether most connections have gone, whose memory the kernel then gets back.
 const TRIM_EVERY: Duration = Duration::from_secs(5);
-
+/// How often it is looked whether the kubelet has been started anew.
+const KUBELET_EVERY: Duration = Duration::from_secs(1);
 /// How long the end waits for the last lines of the access log to be written.
 const LAST_LINES: Duration = Duration::from_secs(1);
 
@@ -136,7 +138,14 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
         pods: pods.clone(),
         telemetry: Arc::clone(&telemetry),
     };
-    let mut keeper = Keeper::new(kept, mesh.clone(), readiness.clone());
+    let (namespaces, born) = (steering.namespaces(), Arc::new(Notify::new()));
+    telemetry.watch_startup(namespaces.clone());
+    let births = {
+        let (namespaces, mesh, born) = (namespaces.clone(), mesh.clone(), Arc::clone(&born));
+        let (node, pods_cgroup) = (settings.node_name.clone(), settings.pods_cgroup.clone());
+        spawn_blocking(move || Births::watch(&pods_cgroup, &namespaces, &node, mesh, born)).await??
+    };
+    let mut keeper = Keeper::new(kept, mesh.clone(), readiness.clone(), born);
     keeper.reconcile().await?;
     drop(leases);
     if let Some(predecessor) = predecessor {
@@ -158,6 +167,19 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
             tracing::error!("reading the ends of direct connections: {error}; they are no longer logged and counted");
         }
     });
+    // Now that all that was there before is known.
+    namespaces.set_startup(match settings.startup {
+        StartupMode::Enforced => Startup::Enforced,
+        StartupMode::Permissive => Startup::Permissive,
+    })?;
+    // A predecessor has followed them until now.
+    let births = births.follow().context("starting the thread that watches births")?;
+    let mut kubelet = KubeletKeeper {
+        steering: Arc::clone(&steering),
+        last_error: None,
+    };
+    kubelet.look();
+    let kubelet = settings.kubelet_cgroup.is_some().then(|| tokio::spawn(kubelet.keep()));
     for pod in pods.all().values() {
         let (certs, id) = (certs.clone(), pod.identity().clone());
         if certs.try_get(&id).is_none() {
@@ -220,6 +242,10 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
             admin.close();
             // The successor reads them from now on.
             reading.abort();
+            if let Some(kubelet) = kubelet {
+                kubelet.abort();
+            }
+            spawn_blocking(move || births.stop()).await?;
             // The successor waits for this word, and for the address.
             let _ = leave.send(());
             workers_drain.after_handover(&mut stop, &mut keeper).await;
@@ -261,10 +287,53 @@ async fn prepare_steering(settings: &NodeSettings) -> anyhow::Result<Prepared> {
     };
     let steer_settings = SteerSettings {
         pods_cgroup: settings.pods_cgroup.clone(),
+        kubelet: kubelet_settings(settings)?,
         bpf_dir: settings.bpf_dir.clone(),
         log,
     };
     Ok(spawn_blocking(move || Prepared::new(&steer_settings)).await??)
+}
+
+fn kubelet_settings(settings: &NodeSettings) -> anyhow::Result<Option<KubeletSettings>> {
+    let Some(cgroup) = settings.kubelet_cgroup.clone() else {
+        return Ok(None);
+    };
+    Ok(Some(KubeletSettings {
+        cgroup,
+        command: settings.kubelet_command.clone(),
+        netns: node::own_netns_cookie()?,
+    }))
+}
+
+/// Keeps the programs on the kubelet's cgroup, which is another one each time it is started.
+struct KubeletKeeper {
+    steering: Arc<Steering>,
+    last_error: Option<String>,
+}
+
+impl KubeletKeeper {
+    fn look(&mut self) {
+        let error = match self.steering.keep_kubelet() {
+            Ok(true) => {
+                tracing::info!("the kubelet's probes reach enrolled pods");
+                None
+            }
+            Ok(false) => None,
+            Err(error) => Some(error.to_string()),
+        };
+        if let Some(text) = error.as_ref().filter(|_| error != self.last_error) {
+            tracing::warn!("{text}; until then its probes are decided on as any plaintext peer");
+        }
+        self.last_error = error;
+    }
+
+    async fn keep(mut self) {
+        let mut due = interval(KUBELET_EVERY);
+        loop {
+            due.tick().await;
+            self.look();
+        }
+    }
 }
 
 fn cert_store(settings: &NodeSettings) -> anyhow::Result<CertStore> {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use super::args::{NodeArgs, Switch};
+use super::args::{NodeArgs, StartupMode, Switch};
 use super::logging::LogSettings;
 use super::values::BpfLog;
 use crate::telemetry::LogFormat;
@@ -62,6 +62,12 @@ pub struct NodeSettings {
     pub mesh_file: PathBuf,
     /// The cgroup that holds all pods.
     pub pods_cgroup: PathBuf,
+    /// What becomes of connects of pods that nobody has looked at yet.
+    pub startup: StartupMode,
+    /// The kubelet's cgroup, where its probes are to reach enrolled pods under any policy.
+    pub kubelet_cgroup: Option<PathBuf>,
+    /// The kubelet's command name; empty where every process of its cgroup is it.
+    pub kubelet_command: String,
     /// The folder of a bpffs in which maps and programs are pinned.
     pub bpf_dir: PathBuf,
     /// The folder of the socket by which one process hands over to the next.
@@ -117,6 +123,9 @@ impl TryFrom<NodeArgs> for NodeSettings {
             node_name: args.node_name,
             mesh_file: args.mesh_file,
             pods_cgroup: args.pods_cgroup,
+            startup: args.startup,
+            kubelet_cgroup: args.kubelet_cgroup,
+            kubelet_command: args.kubelet_command,
             bpf_dir: args.bpf_dir,
             run_dir: args.run_dir,
             ca: CaClientSettings {

@@ -135,7 +135,11 @@ impl DirectConnections {
         self.learn_pods(&mut state);
         let mut doomed: HashMap<u64, Vec<OpenSocket>> = HashMap::new();
         let mut count = 0;
-        for (cookie, direct) in open {
+        // The kubelet's probes are let through whatever policies say.
+        let under_policy = open
+            .into_iter()
+            .filter(|(_, direct)| direct.kind != DirectKind::Probe as u16);
+        for (cookie, direct) in under_policy {
             let connection = match state.announced.get(&cookie) {
                 Some(connection) => Arc::clone(connection),
                 None => match self.connection(&state, &mesh, &direct) {
@@ -240,7 +244,7 @@ impl DirectConnections {
             service: mesh.service_by_addr(dialled.ip()).cloned(),
             source: if outbound { own(client) } else { other.clone() },
             destination: if outbound { other } else { own(Some(server)) },
-            author: outbound.then(|| Author {
+            author: (direct.kind != DirectKind::Inbound as u16).then(|| Author {
                 pid: direct.pid,
                 command: command(&direct.command),
                 cgroup: direct.cgroup,

@@ -81,7 +81,7 @@ pub struct Connection {
     pub destination: Peer,
     /// The service that the client dialled, where it dialled one.
     pub service: Option<Arc<Service>>,
-    /// The process that dialled, known at the source.
+    /// The process that dialled, known at the source; at the destination, for probes by the node's kubelet.
     pub author: Option<Author>,
     /// The tunnel's far end, where it is in a tunnel.
     pub tunnel: Option<SocketAddr>,

@@ -100,7 +100,12 @@ impl Enrolment {
         self.failed.retain(|uid, _| wanted.contains_key(uid));
         self.unseen.retain(|uid| wanted.contains_key(uid));
         for workload in wanted.values() {
-            let is_done = |pod: &Enrolled| pod.served && !needs_new_enrolment(&pod.workload, workload);
+            let was_replaced = || {
+                let pod = self.pods.get(&workload.uid);
+                pod.is_some_and(|pod| pod.netns().was_replaced())
+            };
+            let is_done =
+                |pod: &Enrolled| pod.served && !needs_new_enrolment(&pod.workload, workload) && !was_replaced();
             if !self.enrolled.get(&workload.uid).is_some_and(is_done) {
                 self.try_add(workload, &wanted);
             }
@@ -113,6 +118,7 @@ impl Enrolment {
             .cloned()
             .collect();
         for uid in leaving {
+            self.set_free(&uid);
             self.remove(&uid);
         }
         let swept = self.steering.sweep_adopted(self.unseen.is_empty());
@@ -223,6 +229,8 @@ impl Enrolment {
             self.server.removed(&workload.uid);
             self.release_unless_held(before.cookie);
         }
+        // Should it ever be let go, it is to be looked at anew.
+        self.steering.namespaces().remove_other(cookie)?;
         let (local_ports, listeners) = made?;
         let pod = Arc::new(LocalPod::new(Arc::clone(workload), netns, local_ports, place, lease));
         self.pods.insert(&pod);
@@ -237,6 +245,14 @@ impl Enrolment {
         {
             self.pods.remove(uid);
             self.server.removed(uid);
+        }
+    }
+
+    /// Lets the pod, which leaves the mesh, connect as one that never was in it.
+    fn set_free(&self, uid: &str) {
+        let Some(pod) = self.enrolled.get(uid) else { return };
+        if let Err(error) = self.steering.namespaces().add_other(pod.cookie) {
+            tracing::warn!("{error}; until it is looked at again, its connects are those of a pod that starts");
         }
     }
 

@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use nix::sched::{CloneFlags, setns};
@@ -51,6 +52,8 @@ pub enum NetnsError {
 pub struct Netns {
     path: PathBuf,
     file: File,
+    /// Unique among the namespaces that there are.
+    inode: u64,
     /// The proxy's own.
     home: File,
     cookie: u64,
@@ -66,9 +69,15 @@ impl Netns {
             })
         };
         let own = Path::new("/proc/thread-self/ns/net");
+        let file = open(path)?;
+        let inode = file.metadata().map_err(|error| NetnsError::Open {
+            path: path.to_owned(),
+            error,
+        })?;
         let mut netns = Self {
             path: path.to_owned(),
-            file: open(path)?,
+            file,
+            inode: inode.ino(),
             home: open(own)?,
             cookie: 0,
         };
@@ -92,9 +101,11 @@ impl Netns {
         let file = File::open(&path).map_err(open)?;
         let cookie = cookie().map_err(open)?;
         let home = file.try_clone().map_err(open)?;
+        let inode = file.metadata().map_err(open)?.ino();
         Ok(Self {
             path,
             file,
+            inode,
             home,
             cookie,
         })
@@ -103,6 +114,16 @@ impl Netns {
     /// The kernel's unique number of the namespace.
     pub fn cookie(&self) -> u64 {
         self.cookie
+    }
+
+    /// The number by which it is told from the others that there are at the same time.
+    pub(super) fn inode(&self) -> u64 {
+        self.inode
+    }
+
+    /// Whether there is another namespace by now where it was opened: the pod has got a new one.
+    pub(super) fn was_replaced(&self) -> bool {
+        fs::metadata(&self.path).is_ok_and(|metadata| metadata.ino() != self.inode)
     }
 
     /// Where it was opened.
@@ -158,6 +179,11 @@ impl AsFd for Netns {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
+}
+
+/// The cookie of the node's own network namespace, in which this process is.
+pub fn own_netns_cookie() -> Result<u64, NetnsError> {
+    Netns::current().map(|netns| netns.cookie())
 }
 
 /// The cookie of the calling thread's network namespace.

@@ -77,6 +77,10 @@ impl Steering {
             .map(|(cookie, _)| *cookie)
             .collect();
         for cookie in &unclaimed {
+            // They have left the mesh: from now on they connect as any pod outside it.
+            if all && let Err(error) = self.namespaces().add_other(*cookie) {
+                tracing::warn!("{error}; until it is looked at again, its connects are those of a pod that starts");
+            }
             self.release_held(&mut pods, *cookie);
         }
         unclaimed.len()

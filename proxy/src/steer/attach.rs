@@ -6,17 +6,21 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
+use super::kubelet::Kubelet;
 use super::object::{Object, ProgramSpec};
 use super::pins::Pins;
 use super::pod::HeldPods;
 use super::verdicts::SourceNumbers;
-use super::{CGROUP_PROGRAMS, LogScope, Maps, SK_LOOKUP, SteerError, SteerSettings, Steering, cgroup_id, sys};
+use super::{
+    CGROUP_PROGRAMS, KubeletSettings, LogScope, Maps, SK_LOOKUP, SteerError, SteerSettings, Steering, cgroup_id, sys,
+};
 
 /// Programs that are loaded, and work on the pinned maps, but are not attached yet.
 pub struct Prepared {
     pins: Option<Pins>,
     object: Object,
     programs: CgroupPrograms,
+    kubelet: Option<(KubeletSettings, Kubelet)>,
     adopts: bool,
     log: LogScope,
 }
@@ -26,28 +30,27 @@ impl Prepared {
     /// out where it refuses something. Nothing is steered otherwise than before.
     pub fn new(settings: &SteerSettings) -> Result<Self, SteerError> {
         let pins = Pins::open(&settings.bpf_dir)?;
-        Self::load(&settings.pods_cgroup, Some(pins), &settings.log)
+        let mut prepared = Self::load(&settings.pods_cgroup, Some(pins), &settings.log)?;
+        if let Some(kubelet) = &settings.kubelet {
+            let loaded = Kubelet::load(kubelet, &settings.pods_cgroup, &prepared.object)?;
+            prepared.kubelet = Some((kubelet.clone(), loaded));
+        }
+        Ok(prepared)
     }
 
     fn load(cgroup: &Path, pins: Option<Pins>, log: &LogScope) -> Result<Self, SteerError> {
         // What is wrong with the cgroup is to be said before anything is made.
-        Target::open(cgroup)?;
+        Target::open(cgroup, PODS)?;
         let adopts = match &pins {
             Some(pins) => pins.in_force()?,
             None => false,
         };
         let object = Object::open(log, pins.as_ref())?;
-        let mut loaded = Vec::with_capacity(CGROUP_PROGRAMS.len());
-        for program in CGROUP_PROGRAMS {
-            loaded.push((program, object.load(program)?));
-        }
         Ok(Self {
             pins,
+            programs: CgroupPrograms::load(PODS, cgroup, &CGROUP_PROGRAMS, &object)?,
             object,
-            programs: CgroupPrograms {
-                cgroup: cgroup.to_owned(),
-                loaded,
-            },
+            kubelet: None,
             adopts,
             log: log.clone(),
         })
@@ -66,11 +69,15 @@ impl Prepared {
         let mut links = Vec::new();
         self.programs.put(&mut links, self.pins.as_ref())?;
         let logging_program = self.programs.last_id()?;
+        if let Some((settings, _)) = &self.kubelet {
+            maps.set_kubelet(settings)?;
+        }
         let pods = HeldPods::adopted(&maps, self.pins.as_ref())?;
         let sources = SourceNumbers::above(pods.by_cookie.values().map(|pod| pod.entry.source).max());
         Ok(Steering {
             programs: self.programs,
             links: Mutex::new(links),
+            kubelet: self.kubelet.map(|(_, kubelet)| kubelet),
             maps: Arc::new(maps),
             sources,
             lookup: Mutex::new(self.object.into_template(SK_LOOKUP)?),
@@ -91,25 +98,31 @@ impl Steering {
     }
 }
 
-/// The loaded cgroup programs, in the order of [`CGROUP_PROGRAMS`], and where they belong.
+/// Whose cgroup programs are attached to, as errors name it.
+const PODS: &str = "the pods' cgroup";
+
+/// Loaded programs, in the order in which they are attached, and the cgroup where they belong.
 pub(super) struct CgroupPrograms {
+    whose: &'static str,
     cgroup: PathBuf,
     loaded: Vec<(ProgramSpec, OwnedFd)>,
 }
 
 /// The cgroup that programs are attached to.
 struct Target {
+    whose: &'static str,
     cgroup: File,
     id: u64,
 }
 
 impl Target {
-    fn open(path: &Path) -> Result<Self, SteerError> {
+    fn open(path: &Path, whose: &'static str) -> Result<Self, SteerError> {
         let cgroup = File::open(path).map_err(|error| SteerError::Cgroup {
             path: path.to_owned(),
             error,
         })?;
         Ok(Self {
+            whose,
             cgroup,
             id: cgroup_id(path)?,
         })
@@ -121,10 +134,25 @@ impl Target {
 }
 
 impl CgroupPrograms {
+    /// Loads programs that belong to `whose` cgroup, at `cgroup`.
+    pub(super) fn load(
+        whose: &'static str,
+        cgroup: &Path,
+        programs: &[ProgramSpec],
+        object: &Object,
+    ) -> Result<Self, SteerError> {
+        let loaded = programs.iter().map(|program| Ok((*program, object.load(*program)?)));
+        Ok(Self {
+            whose,
+            cgroup: cgroup.to_owned(),
+            loaded: loaded.collect::<Result<_, SteerError>>()?,
+        })
+    }
+
     /// Puts each program in its place: into the link in `links`, or the pinned one, or a new one. Returns what was not
     /// as it should be, which is most of it where another process's programs are replaced.
     pub(super) fn put(&self, links: &mut Vec<OwnedFd>, pins: Option<&Pins>) -> Result<Vec<String>, SteerError> {
-        let target = Target::open(&self.cgroup)?;
+        let target = Target::open(&self.cgroup, self.whose)?;
         let mut changes = Vec::new();
         for (place, (program, loaded)) in self.loaded.iter().enumerate() {
             let own = links
@@ -165,7 +193,7 @@ fn put(
 ) -> Result<Option<OwnedFd>, SteerError> {
     let failed = |error| SteerError::Attach {
         program: program.name,
-        target: "the pods' cgroup",
+        target: target.whose,
         error,
     };
     let pinned = match pins {
@@ -177,7 +205,7 @@ fn put(
         (None, Some(pinned)) if target.has(&pinned) => pinned,
         (None, stray) => {
             let new = sys::link(loaded.as_fd(), target.cgroup.as_fd(), program.attach).map_err(failed)?;
-            changes.push(format!("{} was not attached to the pods' cgroup", program.name));
+            changes.push(format!("{} was not attached to {}", program.name, target.whose));
             if let Some(stray) = stray {
                 // Gone with its cgroup, or on one that is not meant any more.
                 let _ = sys::detach_link(stray.as_fd());

@@ -27,6 +27,16 @@ pub enum SteerError {
         /// What the kernel says.
         error: io::Error,
     },
+    /// The kubelet's cgroup cannot be used.
+    #[error(
+        "the kubelet's cgroup {path}: {error}; name its directory of the cgroup v2 hierarchy with --kubelet-cgroup"
+    )]
+    KubeletCgroup {
+        /// The directory.
+        path: PathBuf,
+        /// What the kernel says.
+        error: io::Error,
+    },
     /// This process's own cgroup cannot be found.
     #[error("finding this process's own cgroup: {0}")]
     OwnCgroup(String),

@@ -11,6 +11,7 @@ mod destroy;
 mod direct;
 mod error;
 mod flows;
+mod kubelet;
 mod log;
 mod object;
 mod pins;
@@ -19,14 +20,16 @@ mod probe;
 mod proxies;
 mod repair;
 mod services;
+mod startup;
 mod sys;
 mod verdicts;
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
+use adit_common::Config;
 use aya_obj::generated::{bpf_attach_type, bpf_prog_type};
 
 pub use attach::Prepared;
@@ -35,15 +38,18 @@ pub use destroy::{OpenSocket, SockDiag};
 pub use direct::{DirectEnds, Losses, OpenDirect};
 pub use error::SteerError;
 pub use flows::{Clients, Flows, OriginalDst, command};
+pub use kubelet::KubeletSettings;
 pub use log::{LogScope, ProgramLog, forward_logs};
 pub use pins::uninstall;
 pub use pod::{ListenerFds, PodPlace, PodSteering};
 pub use repair::Repairs;
 pub use services::ServiceMaps;
+pub use startup::{Namespaces, Startup, StartupCounts, Strangers};
 pub use sys::monotonic_ns;
 pub use verdicts::{VerdictMaps, range};
 
 use attach::CgroupPrograms;
+use kubelet::Kubelet;
 use object::{Object, ProgramSpec, Template};
 use pins::Pins;
 use pod::HeldPods;
@@ -83,6 +89,8 @@ const fn sock_addr(name: &'static str, attach: bpf_attach_type) -> ProgramSpec {
 pub struct SteerSettings {
     /// The cgroup v2 directory below which all pods' cgroups lie.
     pub pods_cgroup: PathBuf,
+    /// The node's kubelet, where its probes are to reach enrolled pods under any policy.
+    pub kubelet: Option<KubeletSettings>,
     /// The folder of a bpffs in which maps and links are pinned.
     pub bpf_dir: PathBuf,
     /// For which pods the programs log their decisions.
@@ -95,6 +103,8 @@ pub struct Steering {
     programs: CgroupPrograms,
     /// The cgroup programs' links, in the order of [`CGROUP_PROGRAMS`].
     links: Mutex<Vec<OwnedFd>>,
+    /// None where the kubelet's probes are like anybody's.
+    kubelet: Option<Kubelet>,
     lookup: Mutex<Template>,
     maps: Arc<Maps>,
     /// None in a self-test that is to touch nothing.
@@ -123,9 +133,22 @@ pub(crate) struct Maps {
     direct: OwnedFd,
     events: OwnedFd,
     counters: OwnedFd,
+    config: OwnedFd,
+    others: OwnedFd,
+    strangers: OwnedFd,
 }
 
 impl Steering {
+    /// Sees to it that the programs on the kubelet's cgroup are attached where they are to be, and else nowhere: a
+    /// kubelet that is started anew has a new cgroup. Whether they had to be put there.
+    pub fn keep_kubelet(&self) -> Result<bool, SteerError> {
+        match (&self.kubelet, &self.pins) {
+            (Some(kubelet), pins) => kubelet.keep(pins.as_ref()),
+            (None, Some(pins)) => Kubelet::remove(pins).map(|()| false),
+            (None, None) => Ok(false),
+        }
+    }
+
     /// Where captured connections' true destinations are found.
     pub fn flows(&self) -> Flows {
         Flows::new(Arc::clone(&self.maps.flows))
@@ -144,6 +167,11 @@ impl Steering {
     /// Where the kernel is told the endpoints of services.
     pub fn services(&self) -> ServiceMaps {
         ServiceMaps::new(Arc::clone(&self.maps))
+    }
+
+    /// What the kernel knows of network namespaces that are not enrolled.
+    pub fn namespaces(&self) -> Namespaces {
+        Namespaces::new(Arc::clone(&self.maps))
     }
 
     /// The direct connections that are open.
@@ -182,7 +210,21 @@ impl Maps {
             direct: object.map("adit_direct")?,
             events: object.map("adit_events")?,
             counters: object.map("adit_counters")?,
+            config: object.map("adit_config")?,
+            others: object.map("adit_others")?,
+            strangers: object.map("adit_strangers")?,
         })
+    }
+
+    /// Changes what the programs are told by the settings.
+    fn change_config(&self, change: impl FnOnce(&mut Config)) -> Result<(), SteerError> {
+        let at = |error| SteerError::Map {
+            doing: "telling the programs the settings",
+            error,
+        };
+        let mut config: Config = sys::get(self.config.as_fd(), &0_u32).map_err(at)?.unwrap_or_default();
+        change(&mut config);
+        sys::update(self.config.as_fd(), &0_u32, &config, 0).map_err(at)
     }
 }
 

@@ -152,6 +152,18 @@ impl Metrics {
         ] {
             page.counter(name, help, value)?;
         }
+        let startup = self.0.startup.get().and_then(|namespaces| namespaces.counts().ok());
+        let startup = startup.unwrap_or_default();
+        page.counter(
+            "adit_startup_refused",
+            "Connects that were refused: nobody had looked at their pod yet.",
+            startup.refused,
+        )?;
+        page.counter(
+            "adit_startup_passed",
+            "Connects that passed although nobody had looked at their pod yet.",
+            startup.passed,
+        )?;
         let lost = self.0.log.as_ref().map_or(0, |log| log.lost());
         page.counter(
             "adit_access_log_lost",

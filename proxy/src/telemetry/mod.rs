@@ -22,6 +22,7 @@ use prometheus_client::registry::Registry;
 use crate::dataplane::DirectConnections;
 use crate::dataplane::record::{Connection, End, Observer, Path, Reporter};
 use crate::mesh::Workload;
+use crate::steer::Namespaces;
 use live::LiveTable;
 use series::SeriesTable;
 use writer::LineWriter;
@@ -80,6 +81,8 @@ struct Core {
     certificates: Arc<dyn CertificateView>,
     /// Those of which the kernel tells only the end by itself.
     direct: OnceLock<Arc<DirectConnections>>,
+    /// Which the kernel alone counts.
+    startup: OnceLock<Namespaces>,
     started: SystemTime,
 }
 
@@ -112,6 +115,7 @@ impl Telemetry {
             log,
             certificates,
             direct: OnceLock::new(),
+            startup: OnceLock::new(),
             started: SystemTime::now(),
         });
         let mut registry = Registry::default();
@@ -123,6 +127,12 @@ impl Telemetry {
     pub fn watch_direct(&self, direct: Arc<DirectConnections>) {
         // Told once, at start.
         let _ = self.core.direct.set(direct);
+    }
+
+    /// Shows how often pods connected that nobody had looked at yet.
+    pub fn watch_startup(&self, namespaces: Namespaces) {
+        // Told once, at start.
+        let _ = self.core.startup.set(namespaces);
     }
 
     /// All metrics as text. Bytes of connections that are still open are counted up to now. Takes milliseconds where

@@ -12,7 +12,7 @@ use super::mesh::{MeshDoc, NodeDoc, PortDoc, ServiceDoc};
 use super::netns::{self, Namespaces};
 use super::node::Node;
 use super::pins::PinFolders;
-use super::pod::Pod;
+use super::pod::{Pod, Sandbox};
 use super::process::{CA_PORT, CaSettings, NodeSettings};
 use super::spec::{Membership, PodSpec, ServiceSpec};
 use super::sweep::{PREFIX, sweep};
@@ -31,6 +31,7 @@ pub struct BedBuilder {
     policies: Vec<String>,
     node_arguments: Vec<String>,
     certificate_lifetime: Option<u32>,
+    kubelet: bool,
 }
 
 impl BedBuilder {
@@ -43,6 +44,7 @@ impl BedBuilder {
             policies: Vec::new(),
             node_arguments: Vec::new(),
             certificate_lifetime: None,
+            kubelet: false,
         }
     }
 
@@ -73,6 +75,12 @@ impl BedBuilder {
     /// Adds an argument to the command line of every node's proxy.
     pub fn node_argument(mut self, argument: &str) -> Self {
         self.node_arguments.push(argument.to_owned());
+        self
+    }
+
+    /// Tells every node's proxy where its kubelet is; see [`Node::as_kubelet`].
+    pub fn kubelet(mut self) -> Self {
+        self.kubelet = true;
         self
     }
 
@@ -118,6 +126,11 @@ impl BedBuilder {
         let nodes = self.nodes.iter().enumerate().map(|(index, name)| {
             let cgroup = cgroups.add(format!("{name}/proxy"))?;
             let netns = plan.nodes[index].clone();
+            let kubelet = cgroups.add(format!("{name}/kubelet"))?;
+            let mut more = self.node_arguments.clone();
+            if self.kubelet {
+                more.extend(["--kubelet-cgroup".to_owned(), kubelet.display().to_string()]);
+            }
             Ok(Node {
                 settings: NodeSettings {
                     name: name.clone(),
@@ -128,11 +141,12 @@ impl BedBuilder {
                     pods_cgroup: cgroups.add(format!("{name}/pods"))?,
                     bpf_dir: pins.of(name),
                     run_dir: dir.path().join(format!("{name}-run")),
-                    more: self.node_arguments.clone(),
+                    more,
                 },
                 place: Place::open(&netns::path(&netns), &cgroup)?,
                 host: Place::open(&netns::path(&netns), &cgroups.add(format!("{name}/host"))?)?,
                 netns,
+                kubelet,
                 v4: topology::node_v4(number(index)?),
                 v6: topology::node_v6(number(index)?),
                 process: Mutex::default(),
@@ -144,6 +158,13 @@ impl BedBuilder {
         let pods = self.pods.iter().zip(&plan.pods).map(|((node, spec), planned)| {
             let cgroup = cgroups.add(format!("{node}/pods/{}", spec.name))?;
             let hosts = planned.first_host..planned.first_host + planned.hosts;
+            // Those in the mesh are known by the mesh file.
+            let sandbox = if spec.sandbox && spec.membership != Membership::Enrolled {
+                let cgroup = cgroups.add(format!("{node}/pods/{}/sandbox", spec.name))?;
+                Some(Sandbox::start(&Place::open(&netns::path(&planned.netns), &cgroup)?)?)
+            } else {
+                None
+            };
             Ok(Pod {
                 spec: spec.clone(),
                 node: node.clone(),
@@ -156,6 +177,7 @@ impl BedBuilder {
                     .map(|host| topology::pod_v6(planned.node, host))
                     .collect(),
                 logs: dir.path().to_owned(),
+                _sandbox: sandbox,
             })
         });
         let pods = pods.collect::<anyhow::Result<Vec<Pod>>>()?;

@@ -1,5 +1,6 @@
 //! A node of the bed and the proxy that runs on it.
 
+use std::ffi::CStr;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
@@ -33,6 +34,8 @@ pub struct Node {
     pub(super) place: Place,
     /// Where the host's other processes are: in no pod's cgroup and not in the proxy's.
     pub(super) host: Place,
+    /// The cgroup of its kubelet.
+    pub(super) kubelet: PathBuf,
     pub(super) process: Mutex<Option<Process>>,
     /// Proxies that have handed over.
     pub(super) leaving: Mutex<Vec<Process>>,
@@ -109,6 +112,59 @@ impl Node {
     {
         let place = self.host.with_netns(&pod.netns())?;
         Running::start(pod.name(), &place, |_| work())
+    }
+
+    /// Runs `work` as a process of this command name in the kubelet's cgroup, in the node's network namespace.
+    pub fn as_kubelet<T>(&self, command: &CStr, work: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T>
+    where
+        T: Serialize + DeserializeOwned,
+    {
+        let place = Place::open(&self.netns(), &self.kubelet)?;
+        self.as_command(&place, command, work)
+    }
+
+    /// The same in the cgroup of the host's other processes.
+    pub fn as_host_process<T>(&self, command: &CStr, work: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T>
+    where
+        T: Serialize + DeserializeOwned,
+    {
+        self.as_command(&self.host, command, work)
+    }
+
+    fn as_command<T>(
+        &self,
+        place: &Place,
+        command: &CStr,
+        work: impl FnOnce() -> anyhow::Result<T>,
+    ) -> anyhow::Result<T>
+    where
+        T: Serialize + DeserializeOwned,
+    {
+        let named = |_: &Stage| {
+            nix::sys::prctl::set_name(command)?;
+            work()
+        };
+        Running::start(self.name(), place, named)?.join(DEFAULT_DEADLINE)
+    }
+
+    /// The cgroup of its kubelet.
+    pub fn kubelet_cgroup(&self) -> &Path {
+        &self.kubelet
+    }
+
+    /// Starts `work` as a pod of the host's network does: in a cgroup of its own among the pods', in the node's network
+    /// namespace.
+    pub fn spawn_host_network_pod<T>(
+        &self,
+        name: &str,
+        work: impl FnOnce() -> anyhow::Result<T>,
+    ) -> anyhow::Result<Running<T>>
+    where
+        T: Serialize + DeserializeOwned,
+    {
+        let cgroup = self.pods_cgroup().join(name);
+        std::fs::create_dir(&cgroup).with_context(|| format!("make cgroup {}", cgroup.display()))?;
+        Running::start(name, &Place::open(&self.netns(), &cgroup)?, |_| work())
     }
 
     /// Puts a token where the proxy reads it.

@@ -29,6 +29,27 @@ pub struct Pod {
     pub(super) v6: Vec<Ipv6Addr>,
     pub(super) place: Place,
     pub(super) logs: PathBuf,
+    pub(super) _sandbox: Option<Sandbox>,
+}
+
+/// The process that is in a pod from its birth on, as a container runtime has one.
+#[derive(Debug)]
+pub(super) struct Sandbox(Child);
+
+impl Sandbox {
+    pub(super) fn start(place: &Place) -> anyhow::Result<Self> {
+        let mut command = Command::new("sleep");
+        command.arg("infinity").stdin(Stdio::null());
+        place.enter_on_exec(&mut command, false);
+        Ok(Self(command.spawn().context("start a pod's first process")?))
+    }
+}
+
+impl Drop for Sandbox {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 impl Pod {

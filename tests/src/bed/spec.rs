@@ -14,6 +14,7 @@ pub struct PodSpec {
     pub(super) extra_addresses: u8,
     pub(super) membership: Membership,
     pub(super) ipv6: bool,
+    pub(super) sandbox: bool,
 }
 
 /// How a pod stands to the mesh.
@@ -40,6 +41,7 @@ impl PodSpec {
             extra_addresses: 0,
             membership: Membership::Enrolled,
             ipv6: true,
+            sandbox: true,
         }
     }
 
@@ -72,6 +74,13 @@ impl PodSpec {
     /// So many addresses more of each family.
     pub fn extra_addresses(mut self, count: u8) -> Self {
         self.extra_addresses = count;
+        self
+    }
+
+    /// Without the process that keeps a pod outside the mesh alive from its birth on: the first that runs in it is born
+    /// with it.
+    pub fn unborn(mut self) -> Self {
+        self.sandbox = false;
         self
     }
 
