@@ -1,0 +1,73 @@
+//! Of a pod that has left nothing remains: no descriptor, no pin, no certificate, and no hold on its network namespace.
+
+use std::io::Write;
+use std::os::unix::fs::MetadataExt as _;
+
+use adit_tests::bed::{Node, PodSpec, wait_for};
+use adit_tests::net::{self, Ending};
+
+use crate::world::{LONG, PORT, SOON, ask, echo, world};
+
+const ROUNDS: usize = 2;
+
+fn pinned_pods(node: &Node) -> usize {
+    std::fs::read_dir(node.bpf_dir().join("v1/pods")).unwrap().count()
+}
+
+/// Whether the proxy has the network namespace open.
+fn holds(node: &Node, inode: u64) -> bool {
+    let name = format!("net:[{inode}]");
+    let files = std::fs::read_dir(format!("/proc/{}/fd", node.pid().unwrap())).unwrap();
+    files
+        .flatten()
+        .filter_map(|file| std::fs::read_link(file.path()).ok())
+        .any(|target| target.to_string_lossy() == name)
+}
+
+#[test]
+fn a_pod_that_leaves_with_connections_open_leaves_nothing_behind() {
+    let bed = world("departure")
+        .pod("n1", PodSpec::new("late").account("shop/late").unknown())
+        .start()
+        .unwrap();
+    let (client, late, server) = (bed.pod("client"), bed.pod("late"), bed.pod("server"));
+    let _servers = [echo(server, PORT), echo(late, PORT)];
+    let node = bed.node("n1");
+    (0..20).for_each(|_| drop(ask(client, server.at(PORT))));
+    let inode = std::fs::metadata(late.netns()).unwrap().ino();
+    let (files, pods) = (node.open_files().unwrap(), pinned_pods(node));
+    for round in 1..=ROUNDS {
+        let told = |what: &str| {
+            let count = || Ok(node.log().text().matches(what).count() >= round);
+            wait_for(&format!("{what:?}, {round} times"), SOON, count).unwrap();
+        };
+        let entry = late.entry(true);
+        bed.update(|mesh| mesh.workloads.push(entry)).unwrap();
+        told("pod shop/late is enrolled");
+        assert!(holds(node, inode));
+        assert_eq!(pinned_pods(node), pods + 1);
+        let to = server.at(PORT);
+        let open = late
+            .serve(move |stage| {
+                let mut stream = net::connect(to)?;
+                stream.write_all(b"here")?;
+                stage.reached(net::read_text(&mut stream, 4)?)?;
+                Ok(net::read_to_end(&stream))
+            })
+            .unwrap();
+        bed.update(|mesh| mesh.workloads.retain(|workload| workload.name != "late"))
+            .unwrap();
+        told("pod shop/late has left");
+        let (_, ending) = open.join(LONG).unwrap();
+        assert_ne!(ending, Ending::Stuck, "its open connection has ended");
+    }
+    wait_for("its namespace to be let go", SOON, || Ok(!holds(node, inode))).unwrap();
+    assert_eq!(pinned_pods(node), pods);
+    let identity = late.identity();
+    let forgotten = || Ok(!node.state()?["certificates"].to_string().contains(&identity));
+    wait_for("its certificate to be dropped", SOON, forgotten).unwrap();
+    // Its tunnels too, in time.
+    let back = || Ok(node.open_files()? <= files + 2);
+    let result = wait_for("the proxy's files to be as many as before", SOON, back);
+    result.unwrap_or_else(|error| panic!("{error}: {files} before, {:?} now", node.open_files()));
+}
