@@ -16,12 +16,11 @@ fn pinned_pods(node: &Node) -> usize {
 
 /// Whether the proxy has the network namespace open.
 fn holds(node: &Node, inode: u64) -> bool {
-    let name = format!("net:[{inode}]");
     let files = std::fs::read_dir(format!("/proc/{}/fd", node.pid().unwrap())).unwrap();
     files
         .flatten()
-        .filter_map(|file| std::fs::read_link(file.path()).ok())
-        .any(|target| target.to_string_lossy() == name)
+        .filter_map(|file| std::fs::metadata(file.path()).ok())
+        .any(|file| file.ino() == inode)
 }
 
 #[test]
