@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use serde_json::{Value, json};
@@ -30,11 +30,14 @@ use crate::steer::{self, LogScope, Prepared, SteerError, SteerSettings};
 use crate::telemetry::{Telemetry, TelemetrySettings};
 
 /// How long a proxy that takes over waits for its certificates; the one in charge has its own.
-const CERTIFICATES_BEFORE_HANDOVER: std::time::Duration = std::time::Duration::from_secs(15);
+const CERTIFICATES_BEFORE_HANDOVER: Duration = Duration::from_secs(15);
 /// How long a captured connection that nobody accepts is remembered, at least.
-const SWEEP_EVERY: std::time::Duration = std::time::Duration::from_secs(60);
+const SWEEP_EVERY: Duration = Duration::from_secs(60);
 /// How often it is looked whether most connections have gone, whose memory the kernel then gets back.
-const TRIM_EVERY: std::time::Duration = std::time::Duration::from_secs(5);
+const TRIM_EVERY: Duration = Duration::from_secs(5);
+
+/// How long the end waits for the last lines of the access log to be written.
+const LAST_LINES: Duration = Duration::from_secs(1);
 
 /// Runs the proxy of this node until it is told to stop and has drained.
 pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
@@ -224,6 +227,7 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
         }
     }
     workers.stop(telemetry.open_connections() == 0);
+    telemetry.flush(LAST_LINES);
     Ok(())
 }
 

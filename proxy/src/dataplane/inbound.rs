@@ -117,7 +117,7 @@ async fn serve_stream(
         draft.certificate_serial = Some(serial);
         draft.source.identity = Some(SpiffeId::clone(&peer));
     }
-    let (stream, mut app) = match Box::pin(connect_stream(&worker, &pod, incoming, from, &peer, &mut track)).await {
+    let (stream, app) = match Box::pin(connect_stream(&worker, &pod, incoming, from, &peer, &mut track)).await {
         Ok(connected) => connected,
         Err(refusal) => return track.end(refusal),
     };
@@ -205,7 +205,7 @@ pub(super) async fn serve_plaintext(worker: Rc<Worker>, pod: Arc<LocalPod>, tcp:
     let to = tcp
         .local_addr()
         .map(|to| SocketAddr::new(to.ip().to_canonical(), to.port()));
-    let mut client = AppStream::new(tcp);
+    let client = AppStream::new(tcp);
     // The client has reset the connection already.
     let to = match to {
         Ok(to) if to.ip().is_loopback() => return track.end((Party::Proxy, How::Refused(LISTENER_DIALLED.to_owned()))),
@@ -213,7 +213,7 @@ pub(super) async fn serve_plaintext(worker: Rc<Worker>, pod: Arc<LocalPod>, tcp:
         // The client has reset the connection already.
         Err(_) => return track.end((Party::Source, How::Reset)),
     };
-    let mut app = match Box::pin(connect_plaintext(&worker, &pod, from, to, &mut track)).await {
+    let app = match Box::pin(connect_plaintext(&worker, &pod, from, to, &mut track)).await {
         Ok(app) => AppStream::new(app),
         Err(refusal) => return track.end(refusal),
     };

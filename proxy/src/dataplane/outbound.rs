@@ -39,7 +39,7 @@ pub(super) async fn serve(worker: Rc<Worker>, pod: Arc<LocalPod>, tcp: TcpStream
     let mut track = Track::new(&worker.plane, Reporter::Source, Path::Plain, Phase::Accept);
     let decided = worker.standing.moment();
     let server_port = tcp.local_addr().map(|addr| addr.port());
-    let mut app = AppStream::new(tcp);
+    let app = AppStream::new(tcp);
     // In a box, so that what it needs is not kept while bytes flow.
     let established = Box::pin(establish(&worker, &pod, client, server_port, &mut track)).await;
     let next = match established {
@@ -62,7 +62,7 @@ pub(super) async fn serve(worker: Rc<Worker>, pod: Arc<LocalPod>, tcp: TcpStream
             .await
         }
         Next::Tcp(tcp) => {
-            let mut server = AppStream::new(tcp);
+            let server = AppStream::new(tcp);
             let local = connection.path == Path::Local;
             let standee = local.then(|| worker.standing.enter(&connection, decided, &worker.plane.mesh));
             let breaker = standee.as_ref().map(Standee::breaker);

@@ -27,12 +27,11 @@ thread_local! {
     static BUFFER: RefCell<BytesMut> = RefCell::new(BytesMut::new());
 }
 
-/// An application's connection. Dropping it resets it, unless it was told to close in order: an application never
-/// takes a connection that was broken off for one that has ended.
+/// An application's connection. Dropping it resets it, and so does the end of the process, unless it was told to close in
+/// order: an application never takes a connection that was broken off for one that has ended.
 #[derive(Debug)]
 pub struct AppStream {
     tcp: TcpStream,
-    in_order: bool,
     /// What the kernel tells but once. In a box, as few connections come to this.
     broken: OnceCell<Box<Broken>>,
 }
@@ -40,9 +39,10 @@ pub struct AppStream {
 impl AppStream {
     /// Takes over a connection.
     pub fn new(tcp: TcpStream) -> Self {
+        // With no time to linger, close resets, whoever closes. It cannot fail on a socket.
+        let _ = SockRef::from(&tcp).set_linger(Some(Duration::ZERO));
         Self {
             tcp,
-            in_order: false,
             broken: OnceCell::new(),
         }
     }
@@ -59,8 +59,10 @@ impl AppStream {
     }
 
     /// Lets the connection close in order where both directions have ended.
-    pub fn close_if(&mut self, outcome: &Outcome) {
-        self.in_order = matches!(outcome, Outcome::Closed(_));
+    pub fn close_if(&self, outcome: &Outcome) {
+        if matches!(outcome, Outcome::Closed(_)) {
+            let _ = SockRef::from(&self.tcp).set_linger(None);
+        }
     }
 
     /// What an end of what is read means: none, or that the connection was found broken before.
@@ -68,15 +70,6 @@ impl AppStream {
         match self.broken.get() {
             Some(broken) if !broken.ended => Err(broken.fault.clone()),
             _ => Ok(()),
-        }
-    }
-}
-
-impl Drop for AppStream {
-    fn drop(&mut self) {
-        if !self.in_order {
-            // With no time to linger, close resets.
-            let _ = SockRef::from(&self.tcp).set_linger(Some(Duration::ZERO));
         }
     }
 }

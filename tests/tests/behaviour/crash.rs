@@ -2,11 +2,12 @@
 //! where it left.
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
+use std::io::Write as _;
+use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::time::Duration;
 
-use adit_tests::bed::{Bed, Capture, Node, Pod, PodSpec, Running, wait_for};
+use adit_tests::bed::{Bed, Capture, Node, Pod, PodSpec, Running, Stage, wait_for};
 use adit_tests::net::{self, Ending};
 use nix::sys::signal::Signal;
 
@@ -287,4 +288,30 @@ fn a_pinned_map_that_is_not_what_it_should_be_is_a_clear_error_and_leaves_pods_c
     node.uninstall().unwrap();
     node.start().unwrap();
     ask(bed.pod("client"), bed.pod("server").at(PORT));
+}
+
+#[test]
+fn a_connection_that_a_crash_breaks_off_is_reset_at_both_ends_and_not_taken_for_ended() {
+    for crashed in ["n1", "n2"] {
+        let bed = world(&format!("broken off by {crashed}")).start().unwrap();
+        let (client, server) = (bed.pod("client"), bed.pod("server"));
+        let ending = |mut stream: TcpStream, stage: &Stage| {
+            net::with_deadlines(&stream)?;
+            stream.write_all(b"half an answer")?;
+            net::read_text(&mut stream, 14)?;
+            stage.reached(())?;
+            Ok(net::read_to_end(&stream).1)
+        };
+        let serving = server
+            .serve(|stage| net::serve_one(stage, ("::", PORT), |stream, _| ending(stream, stage)))
+            .unwrap();
+        let to = server.at(PORT);
+        let mut asking = client
+            .spawn_staged(move |stage| ending(net::connect(to)?, stage))
+            .unwrap();
+        asking.stage::<()>(SOON).unwrap();
+        bed.node(crashed).kill();
+        assert_eq!(asking.join(LONG).unwrap(), Ending::RESET, "client, {crashed}");
+        assert_eq!(serving.join(LONG).unwrap(), Ending::RESET, "server, {crashed}");
+    }
 }
