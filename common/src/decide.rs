@@ -26,13 +26,13 @@ pub struct ConnectFacts {
 pub enum ConnectVerdict {
     /// Left alone.
     Pass,
-    /// Permitted as it is, and recorded.
+    /// Permitted, to the destination or the endpoint that was chosen, and recorded.
     Direct,
     /// To the pod itself, which the socket lookup must be told.
     Own,
     /// Rewritten to this address, at a port that [`RewrittenPorts`] gives.
     Capture(Addr),
-    /// Refused with `EPERM`.
+    /// Refused: where a service leads nowhere with `ECONNREFUSED`, otherwise with `EPERM`.
     Refuse(Refusal),
 }
 
@@ -47,12 +47,14 @@ pub enum Refusal {
     NoMemory,
     /// A cached verdict denies it.
     Policy,
+    /// It is to a service that leads nowhere.
+    NoEndpoint,
 }
 
-/// Decides on a TCP connect in an enrolled pod's network namespace. `known` finds what is known of the destination, and
-/// is asked only for what leaves the pod.
+/// Decides on a TCP connect in an enrolled pod's network namespace. `known` finds what is known of the destination or,
+/// of a service, the endpoint that is chosen: none where it leads nowhere. It is asked only for what leaves the pod.
 #[inline(always)]
-pub fn connect(pod: &Pod, facts: &ConnectFacts, known: impl FnOnce() -> Cached) -> ConnectVerdict {
+pub fn connect(pod: &Pod, facts: &ConnectFacts, known: impl FnOnce() -> Option<Cached>) -> ConnectVerdict {
     let destination = &facts.destination;
     if facts.by_proxy || destination.is_loopback() || destination.is_unspecified() {
         return ConnectVerdict::Pass;
@@ -66,10 +68,11 @@ pub fn connect(pod: &Pod, facts: &ConnectFacts, known: impl FnOnce() -> Cached) 
         };
     }
     match known() {
-        Cached::Allow => ConnectVerdict::Direct,
-        Cached::Deny => ConnectVerdict::Refuse(Refusal::Policy),
-        Cached::Ask | Cached::Table if own.is_none() => ConnectVerdict::Refuse(Refusal::NoAddress),
-        Cached::Ask | Cached::Table => ConnectVerdict::Capture(own),
+        None => ConnectVerdict::Refuse(Refusal::NoEndpoint),
+        Some(Cached::Allow) => ConnectVerdict::Direct,
+        Some(Cached::Deny) => ConnectVerdict::Refuse(Refusal::Policy),
+        Some(_) if own.is_none() => ConnectVerdict::Refuse(Refusal::NoAddress),
+        Some(_) => ConnectVerdict::Capture(own),
     }
 }
 
@@ -171,7 +174,7 @@ pub fn syn(facts: &SynFacts, nobody: impl FnOnce() -> Cached) -> SynVerdict {
     match nobody() {
         Cached::Allow => SynVerdict::Pass,
         Cached::Deny => SynVerdict::Refuse,
-        Cached::Ask | Cached::Table => SynVerdict::Steer(Listener::Plaintext),
+        Cached::Ask | Cached::Table | Cached::Service => SynVerdict::Steer(Listener::Plaintext),
     }
 }
 
@@ -236,7 +239,7 @@ mod tests {
                 to_other_own_address: other_own,
             };
             assert_eq!(
-                connect(&pod, &facts, || Cached::Ask),
+                connect(&pod, &facts, || Some(Cached::Ask)),
                 verdict,
                 "{destination}, by proxy {by_proxy}"
             );
@@ -246,11 +249,17 @@ mod tests {
     #[test]
     fn what_is_known_of_a_destination_decides_on_what_leaves_the_pod() {
         for (destination, known, verdict) in [
-            ("10.0.0.9", Cached::Allow, ConnectVerdict::Direct),
-            ("10.0.0.9", Cached::Deny, ConnectVerdict::Refuse(Refusal::Policy)),
-            ("10.0.0.9", Cached::Table, ConnectVerdict::Capture(addr("10.0.0.5"))),
-            ("10.0.0.5", Cached::Deny, ConnectVerdict::Pass),
-            ("127.0.0.1", Cached::Deny, ConnectVerdict::Pass),
+            ("10.0.0.9", Some(Cached::Allow), ConnectVerdict::Direct),
+            ("10.0.0.9", Some(Cached::Deny), ConnectVerdict::Refuse(Refusal::Policy)),
+            (
+                "10.0.0.9",
+                Some(Cached::Table),
+                ConnectVerdict::Capture(addr("10.0.0.5")),
+            ),
+            ("10.0.0.9", None, ConnectVerdict::Refuse(Refusal::NoEndpoint)),
+            ("10.0.0.5", Some(Cached::Deny), ConnectVerdict::Pass),
+            ("127.0.0.1", Some(Cached::Deny), ConnectVerdict::Pass),
+            ("127.0.0.1", None, ConnectVerdict::Pass),
         ] {
             let facts = ConnectFacts {
                 destination: addr(destination),

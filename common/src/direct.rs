@@ -30,6 +30,8 @@ pub enum Cached {
     Deny = 2,
     /// The verdicts by source and port say.
     Table = 3,
+    /// A service's virtual address: what is known of the endpoint that is chosen says.
+    Service = 4,
 }
 
 impl Cached {
@@ -40,15 +42,22 @@ impl Cached {
             1 => Self::Allow,
             2 => Self::Deny,
             3 => Self::Table,
+            4 => Self::Service,
             _ => Self::Ask,
         }
     }
 }
 
 /// What is known of an address.
+///
+/// The kernel may give the place of an element that is replaced or removed to another at once, under the eyes of a
+/// program that has found it. So the key comes first in the value, where it is written first, and is read last: where
+/// it is not what was looked for, nothing that was read counts.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Destination {
+    /// The address.
+    pub addr: Addr,
     /// The namespace cookie of the enrolled pod of this node that has the address; zero for any other address.
     pub netns: u64,
     /// The pod's slot.
@@ -67,6 +76,16 @@ pub struct VerdictKey {
     pub slot: u32,
     /// The destination's port, or [`ANY_PORT`].
     pub port: u32,
+}
+
+/// A verdict, with its key first as in [`Destination`].
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Verdict {
+    /// What it is on.
+    pub key: VerdictKey,
+    /// A [`Cached`].
+    pub verdict: u32,
 }
 
 /// A range of addresses: the key of a longest-prefix match.
@@ -96,7 +115,7 @@ pub fn cached(
             };
             let found = lookup(&key(port.0.into())).or_else(|| lookup(&key(ANY_PORT.into())));
             match Cached::from_u32(found.unwrap_or_default()) {
-                Cached::Table => Cached::Ask,
+                Cached::Table | Cached::Service => Cached::Ask,
                 verdict => verdict,
             }
         }
@@ -120,7 +139,7 @@ pub enum DirectKind {
 pub struct Direct {
     /// The address of the side that connects.
     pub client: Addr,
-    /// The address of the side that accepts.
+    /// The address of the side that accepts; none where a service led nowhere.
     pub server: Addr,
     /// The address that the client dialled: the server's, or a service's.
     pub dialled: Addr,
@@ -190,7 +209,8 @@ pub enum Counter {
 pub const COUNTERS: u32 = 4;
 
 const _: () = {
-    assert!(size_of::<Destination>() == 16);
+    assert!(size_of::<Destination>() == 32);
+    assert!(size_of::<Verdict>() == 16);
     assert!(size_of::<VerdictKey>() == 12);
     assert!(size_of::<Range>() == 20);
     assert!(size_of::<Direct>() == 112);
@@ -209,6 +229,8 @@ mod pod {
     // SAFETY: as above.
     unsafe impl aya::Pod for super::VerdictKey {}
     // SAFETY: as above.
+    unsafe impl aya::Pod for super::Verdict {}
+    // SAFETY: as above.
     unsafe impl aya::Pod for super::Range {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::Direct {}
@@ -226,6 +248,7 @@ mod tests {
             netns: 1,
             slot: 3,
             verdict: Cached::Table as u32,
+            ..Destination::default()
         };
         let lookup = |key: &VerdictKey| match (key.source, key.slot, key.port) {
             (7, 3, 80) => Some(Cached::Deny as u32),
@@ -252,7 +275,7 @@ mod tests {
 
     #[test]
     fn a_destination_that_answers_all_alike_needs_no_table() {
-        for verdict in [Cached::Ask, Cached::Allow, Cached::Deny] {
+        for verdict in [Cached::Ask, Cached::Allow, Cached::Deny, Cached::Service] {
             let destination = Destination {
                 verdict: verdict as u32,
                 ..Destination::default()

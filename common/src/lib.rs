@@ -9,6 +9,7 @@ mod addr;
 mod decide;
 mod direct;
 mod maps;
+mod services;
 
 pub use addr::{Addr, HostPort};
 pub use decide::{
@@ -17,9 +18,13 @@ pub use decide::{
 };
 pub use direct::{
     ANY_PORT, COUNTERS, Cached, Counter, Destination, Direct, DirectEnd, DirectKind, EVENTS_LEN, MAX_DESTINATIONS,
-    MAX_DIRECT, MAX_RANGES, MAX_VERDICTS, NOBODY, Range, VerdictKey, cached,
+    MAX_DIRECT, MAX_RANGES, MAX_VERDICTS, NOBODY, Range, Verdict, VerdictKey, cached,
 };
 pub use maps::{
     AddrKey, COMMAND_LEN, Flow, FlowKey, FlowKind, LAYOUT, LISTENERS_PER_POD, Listener, MAX_CLIENTS, MAX_FLOWS,
     MAX_PODS, MAX_PROXIES, Pod, PodFlags, listener_index,
+};
+pub use services::{
+    Choice, Endpoint, EndpointKey, EndpointList, MAX_ENDPOINTS, MAX_ENDPOINTS_OF_PORT, MAX_SERVICES, ServiceKey,
+    choose, through,
 };

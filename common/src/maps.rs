@@ -1,7 +1,7 @@
 //! Keys and values of the maps. The layout is part of the contract between kernel and user space: fixed, without
 //! padding that the compiler chooses, and asserted below.
 
-use crate::{Addr, HostPort};
+use crate::{Addr, Endpoint, HostPort};
 
 /// The version of the layout of all maps and values: part of the name of the folder in which they are pinned. To be
 /// raised with every change to a map's kind, size, key or value, or to what one of them means.
@@ -167,6 +167,10 @@ pub struct Flow {
     pub cgroup: u64,
     /// The command name of that process, ended by a zero byte.
     pub command: [u8; COMMAND_LEN],
+    /// The endpoint that was chosen, where a service was dialled; otherwise none.
+    pub endpoint: Endpoint,
+    /// Always zero.
+    pub reserved: u32,
 }
 
 const _: () = {
@@ -174,7 +178,7 @@ const _: () = {
     assert!(size_of::<Pod>() == 56);
     assert!(size_of::<AddrKey>() == 24);
     assert!(size_of::<FlowKey>() == 32);
-    assert!(size_of::<Flow>() == 48);
+    assert!(size_of::<Flow>() == 72);
 };
 
 #[cfg(feature = "user")]

@@ -1,13 +1,13 @@
-//! `connect4`, `connect6`: an enrolled pod's TCP connect goes to the proxy.
+//! `connect4`, `connect6`: an enrolled pod's TCP connect goes directly where that is decided, or to the proxy.
 //!
-//! Minimum kernel 5.15 (`bpf_get_netns_cookie` in `sock_ops`, which needs what is stored here).
+//! Minimum kernel 6.1 (`bpf_set_retval` in these hooks).
 
 use core::mem;
 use core::ptr;
 
 use adit_common::{
-    Addr, AddrKey, COMMAND_LEN, Cached, ConnectFacts, ConnectVerdict, Flow, FlowKind, HostPort, MAX_CANDIDATES, Pod,
-    PodFlags, Refusal, RewrittenPorts, connect, destination_hash,
+    Addr, AddrKey, COMMAND_LEN, Cached, ConnectFacts, ConnectVerdict, Endpoint, Flow, FlowKind, HostPort,
+    MAX_CANDIDATES, Pod, PodFlags, Refusal, RewrittenPorts, connect, destination_hash, through,
 };
 use aya_ebpf::EbpfContext as _;
 use aya_ebpf::bindings::{
@@ -16,7 +16,8 @@ use aya_ebpf::bindings::{
 };
 use aya_ebpf::helpers::bpf_get_current_pid_tgid;
 use aya_ebpf::helpers::generated::{
-    bpf_get_current_cgroup_id, bpf_get_current_comm, bpf_get_netns_cookie, bpf_sk_release, bpf_skc_lookup_tcp,
+    bpf_get_current_cgroup_id, bpf_get_current_comm, bpf_get_netns_cookie, bpf_set_retval, bpf_sk_release,
+    bpf_skc_lookup_tcp,
 };
 use aya_ebpf::macros::cgroup_sock_addr;
 use aya_ebpf::programs::SockAddrContext;
@@ -25,11 +26,13 @@ use aya_log_ebpf::info;
 use crate::context::{read_addr, write_addr};
 use crate::direct;
 use crate::maps::{ADDRS, PODS, PROXIES, clear_socket_flow, known, new_socket_flow};
+use crate::services::{self, Chosen};
 
 /// The hook's answers.
 const ALLOW: i32 = 1;
-/// The application sees `EPERM`.
+/// The application sees `EPERM`, or the error that was set.
 const REFUSE: i32 = 0;
+const ECONNREFUSED: i32 = 111;
 
 const IPPROTO_TCP: u32 = 6;
 
@@ -82,9 +85,18 @@ fn steer<const ONLY_V4: bool>(
     let port = HostPort::from_be16(address.user_port as u16);
     // SAFETY: a read of the union's only meaningful member in this program type.
     let sk = unsafe { address.__bindgen_anon_1.sk };
-    let known = || match known(pod.source, &addr, port) {
-        (netns, Cached::Allow) if netns != 0 && pod.flags.has(PodFlags::SAME_NODE_ENCRYPTED) => Cached::Ask,
-        (_, verdict) => verdict,
+    let mut chosen: Option<Endpoint> = None;
+    let known = || match known_to(pod, &addr, port) {
+        Cached::Service => match services::endpoint(&addr, port) {
+            Chosen::Ask => Some(Cached::Ask),
+            Chosen::Nowhere => None,
+            Chosen::Endpoint(endpoint) => {
+                chosen = Some(endpoint);
+                let verdict = known_to(pod, &endpoint.addr, endpoint.port);
+                Some(through(&addr, &endpoint.addr, verdict))
+            }
+        },
+        verdict => Some(verdict),
     };
     match connect(pod, &facts, known) {
         ConnectVerdict::Pass => {
@@ -102,13 +114,12 @@ fn steer<const ONLY_V4: bool>(
             let Some(flow) = (unsafe { new_socket_flow(sk) }) else {
                 return refuse(ctx, log, netns, addr, port, Refusal::NoMemory);
             };
-            describe(
-                flow,
-                if own { FlowKind::Own } else { FlowKind::Direct },
-                addr,
-                port,
-                cgroup,
-            );
+            let kind = if own { FlowKind::Own } else { FlowKind::Direct };
+            describe(flow, kind, addr, port, chosen.as_ref(), cgroup);
+            if let Some(endpoint) = chosen {
+                rewrite(address, endpoint.addr);
+                address.user_port = endpoint.port.to_be16().into();
+            }
             if log {
                 info!(ctx, "netns {} connect {:i}:{} direct", netns, addr.octets(), port.0);
             }
@@ -131,7 +142,7 @@ fn steer<const ONLY_V4: bool>(
             let Some(flow) = (unsafe { new_socket_flow(sk) }) else {
                 return refuse(ctx, log, netns, addr, port, Refusal::NoMemory);
             };
-            describe(flow, FlowKind::Captured, addr, port, cgroup);
+            describe(flow, FlowKind::Captured, addr, port, chosen.as_ref(), cgroup);
             rewrite(address, to);
             address.user_port = rewritten.to_be16().into();
             if log {
@@ -148,17 +159,39 @@ fn steer<const ONLY_V4: bool>(
             ALLOW
         }
         ConnectVerdict::Refuse(reason) => {
-            if reason == Refusal::Policy {
-                direct::tell_refused(netns, |flow| describe(flow, FlowKind::Direct, addr, port, cgroup));
+            if matches!(reason, Refusal::Policy | Refusal::NoEndpoint) {
+                let server = match (reason, chosen) {
+                    (Refusal::NoEndpoint, _) => None,
+                    (_, Some(endpoint)) => Some((endpoint.addr, endpoint.port)),
+                    (_, None) => Some((addr, port)),
+                };
+                direct::tell_refused(netns, server, |flow| {
+                    describe(flow, FlowKind::Direct, addr, port, None, cgroup)
+                });
+            }
+            if reason == Refusal::NoEndpoint {
+                // SAFETY: a helper; the error is one that the system call may give.
+                unsafe { bpf_set_retval(-ECONNREFUSED) };
             }
             refuse(ctx, log, netns, addr, port, reason)
         }
     }
 }
 
-/// Fills in the destination and its author. In place: the stack has little room.
+/// What is known of a connection of the pod to an address.
 #[inline(always)]
-fn describe(flow: &mut Flow, kind: FlowKind, addr: Addr, port: HostPort, cgroup: u64) {
+fn known_to(pod: &Pod, addr: &Addr, port: HostPort) -> Cached {
+    match known(pod.source, addr, port) {
+        (netns, Cached::Allow) if netns != 0 && pod.flags.has(PodFlags::SAME_NODE_ENCRYPTED) => Cached::Ask,
+        (_, verdict) => verdict,
+    }
+}
+
+/// Fills in what was dialled, the endpoint that was chosen, and the author. In place: the stack has little room.
+#[inline(always)]
+fn describe(flow: &mut Flow, kind: FlowKind, addr: Addr, port: HostPort, endpoint: Option<&Endpoint>, cgroup: u64) {
+    flow.endpoint.addr = endpoint.map_or(Addr::default(), |endpoint| endpoint.addr);
+    flow.endpoint.port = endpoint.map_or(HostPort(0), |endpoint| endpoint.port);
     flow.addr = addr;
     flow.port = port;
     flow.kind = kind as u16;

@@ -8,7 +8,7 @@ use adit_common::Addr;
 ///
 /// # Safety
 ///
-/// `field` points into the program's context.
+/// `field` points into the program's context, or to a map's value.
 #[inline(always)]
 pub unsafe fn read_addr(field: *const [u32; 4]) -> Addr {
     let field: *const u32 = field.cast();

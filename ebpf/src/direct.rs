@@ -87,9 +87,10 @@ pub fn end(ctx: &SockOpsContext, state: u32) {
     let _ = DIRECT.remove(cookie);
 }
 
-/// A connect was refused by a cached verdict. `describe` fills in the destination and its author.
+/// A connect to `server` was refused by a cached verdict, or because there is no such server. `describe` fills in what
+/// was dialled and its author.
 #[inline(always)]
-pub fn tell_refused(netns: u64, describe: impl FnOnce(&mut Flow)) {
+pub fn tell_refused(netns: u64, server: Option<(Addr, HostPort)>, describe: impl FnOnce(&mut Flow)) {
     let mut flow = Flow::default();
     describe(&mut flow);
     let nowhere = (Addr::default(), HostPort(0));
@@ -97,7 +98,7 @@ pub fn tell_refused(netns: u64, describe: impl FnOnce(&mut Flow)) {
         DirectKind::Outbound,
         netns,
         nowhere,
-        (flow.addr, flow.port),
+        server.unwrap_or(nowhere),
         Some(&flow),
     );
 }
@@ -124,7 +125,7 @@ fn tell(kind: DirectKind, netns: u64, client: (Addr, HostPort), server: (Addr, H
         let now = now();
         end.direct.client = client.0;
         end.direct.server = server.0;
-        end.direct.dialled = server.0;
+        end.direct.dialled = flow.map_or(server.0, |flow| flow.addr);
         end.direct.netns = netns;
         end.direct.opened = now;
         end.direct.cgroup = flow.map_or(0, |flow| flow.cgroup);
@@ -133,7 +134,7 @@ fn tell(kind: DirectKind, netns: u64, client: (Addr, HostPort), server: (Addr, H
         end.direct.pid = flow.map_or(0, |flow| flow.pid);
         end.direct.client_port = client.1;
         end.direct.server_port = server.1;
-        end.direct.dialled_port = server.1;
+        end.direct.dialled_port = flow.map_or(server.1, |flow| flow.port);
         end.direct.kind = kind as u16;
         end.direct.reserved = 0;
         end.cookie = 0;

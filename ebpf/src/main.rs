@@ -17,6 +17,7 @@ mod context;
 mod direct;
 mod getpeername;
 mod maps;
+mod services;
 mod sk_lookup;
 mod sock_ops;
 

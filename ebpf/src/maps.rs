@@ -4,15 +4,17 @@ use core::ffi::c_void;
 use core::ptr;
 
 use adit_common::{
-    Addr, AddrKey, COUNTERS, Cached, Counter, Destination, Direct, DirectEnd, EVENTS_LEN, Flow, FlowKey,
-    LISTENERS_PER_POD, MAX_CLIENTS, MAX_DESTINATIONS, MAX_DIRECT, MAX_FLOWS, MAX_PODS, MAX_PROXIES, MAX_RANGES,
-    MAX_VERDICTS, Pod, VerdictKey,
+    Addr, AddrKey, COUNTERS, Cached, Counter, Destination, Direct, DirectEnd, EVENTS_LEN, Endpoint, EndpointKey,
+    EndpointList, Flow, FlowKey, LISTENERS_PER_POD, MAX_CLIENTS, MAX_DESTINATIONS, MAX_DIRECT, MAX_ENDPOINTS,
+    MAX_FLOWS, MAX_PODS, MAX_PROXIES, MAX_RANGES, MAX_SERVICES, MAX_VERDICTS, Pod, ServiceKey, Verdict, VerdictKey,
 };
 use aya_ebpf::bindings::{BPF_F_NO_PREALLOC, BPF_SK_STORAGE_GET_F_CREATE, bpf_sock};
 use aya_ebpf::btf_maps::lpm_trie::Key;
 use aya_ebpf::btf_maps::{HashMap, LpmTrie, PerCpuArray, RingBuf, SkStorage, SockMap};
 use aya_ebpf::helpers::generated::{bpf_sk_storage_delete, bpf_sk_storage_get};
 use aya_ebpf::macros::btf_map;
+
+use crate::context::read_addr;
 
 /// The enrolled pods of this node, by the cookie of their network namespace.
 #[btf_map(name = "adit_pods")]
@@ -51,7 +53,15 @@ pub static RANGES: LpmTrie<Addr, u32, { MAX_RANGES as usize }> = LpmTrie::new();
 
 /// The verdicts on connections within the node, and on peers without identity.
 #[btf_map(name = "adit_verdicts")]
-pub static VERDICTS: HashMap<VerdictKey, u32, { MAX_VERDICTS as usize }, GROWS> = HashMap::new();
+pub static VERDICTS: HashMap<VerdictKey, Verdict, { MAX_VERDICTS as usize }, GROWS> = HashMap::new();
+
+/// The endpoints that ports of virtual addresses lead to at present.
+#[btf_map(name = "adit_services")]
+pub static SERVICES: HashMap<ServiceKey, EndpointList, { MAX_SERVICES as usize }, GROWS> = HashMap::new();
+
+/// The endpoints in their lists. A list is written before it is named, and goes when it has not been named for long.
+#[btf_map(name = "adit_endpoints")]
+pub static ENDPOINTS: HashMap<EndpointKey, Endpoint, { MAX_ENDPOINTS as usize }, GROWS> = HashMap::new();
 
 /// The open direct connections, by their socket's cookie.
 #[btf_map(name = "adit_direct")]
@@ -68,18 +78,44 @@ pub static COUNTED: PerCpuArray<u64, { COUNTERS as usize }> = PerCpuArray::new()
 /// What is known of a destination, and which pod of this node it is: the cookie is zero where it is none.
 #[inline(always)]
 pub fn known(source: u32, addr: &Addr, port: adit_common::HostPort) -> (u64, Cached) {
-    // SAFETY: entries are replaced as a whole; a torn read of one that is being replaced mixes two states that are
-    // both allowed at that moment, as changes pass through `Ask`.
-    let Some(destination) = (unsafe { DESTINATIONS.get(addr) }) else {
+    let Some(place) = DESTINATIONS.get_ptr(addr) else {
         let verdict = RANGES.get(&Key::new(128, *addr)).copied();
         return (0, Cached::from_u32(verdict.unwrap_or_default()));
     };
-    // SAFETY: a single word.
-    let lookup = |key: &VerdictKey| unsafe { VERDICTS.get(key).copied() };
+    // SAFETY: an element of the map, or of one that has its place by now. Volatile, for the order: see `Destination`.
+    let (destination, owner) = unsafe {
+        let destination = Destination {
+            addr: *addr,
+            netns: ptr::read_volatile(&raw const (*place).netns),
+            slot: ptr::read_volatile(&raw const (*place).slot),
+            verdict: ptr::read_volatile(&raw const (*place).verdict),
+        };
+        (destination, read_addr(&raw const (*place).addr.words))
+    };
+    if !owner.same(addr) {
+        return (0, Cached::Ask);
+    }
     (
         destination.netns,
-        adit_common::cached(source, destination, port, lookup),
+        adit_common::cached(source, &destination, port, verdict),
     )
+}
+
+#[inline(always)]
+fn verdict(key: &VerdictKey) -> Option<u32> {
+    let place = VERDICTS.get_ptr(key)?;
+    // SAFETY: as above.
+    let (verdict, source, slot, port) = unsafe {
+        (
+            ptr::read_volatile(&raw const (*place).verdict),
+            ptr::read_volatile(&raw const (*place).key.source),
+            ptr::read_volatile(&raw const (*place).key.slot),
+            ptr::read_volatile(&raw const (*place).key.port),
+        )
+    };
+    let its_own = source == key.source && slot == key.slot && port == key.port;
+    // Not none: another key's verdict is not to be found instead.
+    Some(if its_own { verdict } else { Cached::Ask as u32 })
 }
 
 /// Adds to a counter.

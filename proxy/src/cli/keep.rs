@@ -13,7 +13,6 @@ use crate::admin::{Pending, Readiness};
 use crate::dataplane::{DirectConnections, Verdicts};
 use crate::mesh::{Mesh, MeshHandle};
 use crate::node::{self, EnrolError, Enrolment, LocalPods};
-use crate::steer::VerdictMaps;
 use crate::telemetry::Telemetry;
 
 /// How often telemetry is told what is gone, where the mesh does not change.
@@ -35,7 +34,6 @@ pub(super) struct Keeper {
 /// What is kept as the mesh says: enrolment and the kernel's verdicts.
 pub(super) struct Kept {
     pub(super) enrolment: Enrolment,
-    pub(super) maps: VerdictMaps,
     pub(super) verdicts: Verdicts,
     pub(super) direct: Arc<DirectConnections>,
     pub(super) pods: LocalPods,
@@ -71,7 +69,7 @@ impl Kept {
     /// Takes back what a successor may have changed.
     fn reclaim(&mut self, mesh: &Mesh) -> Result<(), EnrolError> {
         // It numbers identities otherwise: nothing of it may be left when the pods have their own numbers again.
-        self.verdicts = Verdicts::take_over(self.maps.clone())?;
+        self.verdicts.reclaim()?;
         self.enrolment.reclaim()?;
         self.reconcile(mesh);
         Ok(())

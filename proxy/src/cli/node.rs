@@ -131,8 +131,7 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
     telemetry.watch_direct(Arc::clone(&direct));
     let kept = Kept {
         enrolment,
-        maps: steering.verdicts(),
-        verdicts: Verdicts::take_over(steering.verdicts())?,
+        verdicts: Verdicts::take_over(steering.verdicts(), steering.services())?,
         direct: Arc::clone(&direct),
         pods: pods.clone(),
         telemetry: Arc::clone(&telemetry),

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use super::Dataplane;
 use super::record::{Author, Connection, End, How, Measured, Party, Path, Peer, Phase, Reporter};
 use crate::identity::SpiffeId;
-use crate::mesh::{Mesh, Workload};
+use crate::mesh::{Mesh, Place, Workload};
 use crate::node::LocalPod;
 use crate::policy::{self, Verdict};
 use crate::steer::{Losses, OpenDirect, OpenSocket, SockDiag, SteerError, command, monotonic_ns};
@@ -92,6 +92,11 @@ impl DirectConnections {
         let Some(connection) = connection else { return };
         let (by, phase, how) = match (forbidden, end.state) {
             (Some(rule), _) => (Party::Proxy, Phase::Relay, How::Policy(rule)),
+            (None, state::REFUSED) if end.direct.server.is_none() => (
+                Party::Proxy,
+                Phase::Decide,
+                How::Refused(why_nowhere(&mesh, &connection)),
+            ),
             (None, state::REFUSED) => {
                 let rule = forbidding_rule(&mesh, &connection);
                 let rule = rule.unwrap_or_else(|| "by a policy that has changed since".to_owned());
@@ -201,7 +206,9 @@ impl DirectConnections {
     /// What is known of one. None where its pod is not known.
     fn connection(&self, state: &State, mesh: &Mesh, direct: &Direct) -> Option<Connection> {
         let (workload, identity) = state.pods.get(&direct.netns)?;
+        let dialled = socket(direct.dialled, direct.dialled_port);
         let (client, server) = ends(direct);
+        let server = if direct.server.is_none() { dialled } else { server };
         let client = (client.port() != 0).then_some(client);
         let own = |addr| Peer {
             addr,
@@ -221,7 +228,6 @@ impl DirectConnections {
             workload: other_workload,
         };
         let age = Duration::from_nanos(monotonic_ns().saturating_sub(direct.opened));
-        let dialled = socket(direct.dialled, direct.dialled_port);
         Some(Connection {
             id: self.plane.next_id(),
             opened: SystemTime::now() - age,
@@ -245,6 +251,15 @@ impl DirectConnections {
             received: AtomicU64::new(0),
         })
     }
+}
+
+/// Why the service that was dialled led nowhere.
+fn why_nowhere(mesh: &Mesh, connection: &Connection) -> String {
+    let dialled = connection.service.as_ref().zip(connection.destination.addr);
+    let why = dialled
+        .zip(connection.source.workload.as_ref())
+        .and_then(|((service, addr), source)| mesh.preferred_endpoints(service, addr, &Place::of(source)).err());
+    why.map_or_else(|| "the service had no endpoint".to_owned(), |why| why.to_string())
 }
 
 /// The rule by which the connection's destination, if it is an enrolled pod of this node, refuses it.

@@ -9,6 +9,7 @@ mod direct;
 mod inbound;
 mod outbound;
 pub mod record;
+mod services;
 mod standing;
 mod track;
 mod verdicts;

@@ -115,10 +115,8 @@ async fn establish(
 
     track.phase(Phase::Decide);
     let mut failure = ours(How::Refused("no endpoint".to_owned()));
-    for (workload, addr) in destinations(worker, &mesh, source, original.addr, track)?
-        .into_iter()
-        .take(MAX_ENDPOINTS)
-    {
+    let targets = destinations(worker, &mesh, source, original.addr, track)?;
+    for (workload, addr) in chosen_first(targets, original.endpoint).into_iter().take(MAX_ENDPOINTS) {
         let attempt = attempt(worker, pod, &mesh, client, workload.as_ref(), addr, track).await;
         match attempt {
             Ok(next) => return Ok(next),
@@ -154,6 +152,14 @@ fn destinations(
             .collect());
     }
     Ok(vec![(mesh.workload_by_addr(dialled.ip()).cloned(), dialled)])
+}
+
+/// Puts the endpoint that the kernel has chosen before the others. One that is not to be used any more is passed over.
+fn chosen_first(mut targets: Vec<Target>, chosen: Option<SocketAddr>) -> Vec<Target> {
+    if let Some(at) = targets.iter().position(|(_, addr)| Some(*addr) == chosen) {
+        targets[..=at].rotate_right(1);
+    }
+    targets
 }
 
 /// Tries one endpoint.
@@ -374,6 +380,24 @@ fn refusal_of(error: &HboneError, peer: SocketAddr) -> Refusal {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_endpoint_that_was_chosen_is_tried_first_and_the_others_follow_in_their_order() {
+        let addr = |n: u8| SocketAddr::from(([10, 0, 0, n], 80));
+        for (chosen, order) in [
+            (Some(addr(1)), [1, 2, 3]),
+            (Some(addr(3)), [3, 1, 2]),
+            (Some(addr(9)), [1, 2, 3]),
+            (None, [1, 2, 3]),
+        ] {
+            let targets = [1, 2, 3].map(|n| (None, addr(n))).to_vec();
+            let tried: Vec<SocketAddr> = chosen_first(targets, chosen)
+                .into_iter()
+                .map(|(_, addr)| addr)
+                .collect();
+            assert_eq!(tried, order.map(addr), "{chosen:?}");
+        }
+    }
 
     #[test]
     fn a_tunnels_failure_is_told_by_phase_and_kind() {

@@ -7,10 +7,12 @@ use adit_common::{ANY_PORT, Addr, Cached, Destination, NOBODY, Range, VerdictKey
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::identity::SpiffeId;
-use crate::mesh::{Mesh, Protocol, SameNode, Workload};
+use crate::mesh::{Mesh, Place, Protocol, SameNode, Workload};
 use crate::node::{LocalPod, LocalPods};
 use crate::policy::{self, compile};
-use crate::steer::{SteerError, VerdictMaps, range};
+use crate::steer::{ServiceMaps, SteerError, VerdictMaps, range};
+
+use super::services::{self, Lists, Services};
 
 /// The most ports of one destination whose verdicts are told apart; beyond that they are asked.
 const MAX_PORTS: usize = 64;
@@ -19,6 +21,7 @@ const MAX_PORTS: usize = 64;
 pub struct Verdicts {
     maps: VerdictMaps,
     told: Told,
+    services: Services,
 }
 
 /// What the kernel holds.
@@ -35,14 +38,14 @@ type Table = BTreeMap<(u32, u16), Cached>;
 
 impl Verdicts {
     /// Takes over what the kernel holds already: until the first [`Verdicts::publish`] everything is asked.
-    pub fn take_over(maps: VerdictMaps) -> Result<Self, SteerError> {
+    pub fn take_over(maps: VerdictMaps, services: ServiceMaps) -> Result<Self, SteerError> {
         let mut told = Told {
             destinations: maps.destinations()?,
             ..Told::default()
         };
-        for (addr, destination) in &mut told.destinations {
+        for destination in told.destinations.values_mut() {
             destination.verdict = Cached::Ask as u32;
-            maps.set_destination(*addr, *destination)?;
+            maps.set_destination(*destination)?;
         }
         for key in maps.verdicts()?.into_keys() {
             maps.remove_verdict(key)?;
@@ -50,7 +53,17 @@ impl Verdicts {
         for (range, verdict) in maps.ranges()? {
             told.ranges.insert(range, Cached::from_u32(verdict));
         }
-        Ok(Self { maps, told })
+        Ok(Self {
+            maps,
+            told,
+            services: Services::take_over(services)?,
+        })
+    }
+
+    /// Takes over anew, once somebody else may have changed what the kernel holds.
+    pub fn reclaim(&mut self) -> Result<(), SteerError> {
+        *self = Self::take_over(self.maps.clone(), self.services.maps())?;
+        Ok(())
     }
 
     /// Tells the kernel what follows from the mesh for the enrolled pods. What becomes different is asked while it
@@ -58,7 +71,8 @@ impl Verdicts {
     pub fn publish(&mut self, mesh: &Mesh, pods: &LocalPods) -> Result<(), SteerError> {
         let all = pods.all();
         let enrolled: Vec<Enrolled<'_>> = all.values().map(|pod| Enrolled::of(pod)).collect();
-        let mut wanted = wanted(mesh, &enrolled);
+        let (mut wanted, lists) = wanted(mesh, &enrolled);
+        self.withdraw_services(&wanted, &lists)?;
         self.withdraw(&wanted)?;
         self.tell_ranges(&wanted.ranges)?;
         for slot in self.tell_tables(&wanted.tables)? {
@@ -66,10 +80,37 @@ impl Verdicts {
                 destination.verdict = Cached::Ask as u32;
             }
         }
-        for (addr, destination) in wanted.destinations {
-            if self.told.destinations.get(&addr) != Some(&destination) {
-                self.maps.set_destination(addr, destination)?;
-                self.told.destinations.insert(addr, destination);
+        // Services last: what is known of their endpoints is there when these are named.
+        let leads_to_list = |destination: &Destination| destination.verdict == Cached::Service as u32;
+        for destination in wanted.destinations.values() {
+            if !leads_to_list(destination) {
+                self.set_destination(*destination)?;
+            }
+        }
+        self.services.tell(lists)?;
+        for destination in wanted.destinations.into_values() {
+            self.set_destination(destination)?;
+        }
+        Ok(())
+    }
+
+    fn set_destination(&mut self, destination: Destination) -> Result<(), SteerError> {
+        if self.told.destinations.get(&destination.addr) != Some(&destination) {
+            self.maps.set_destination(destination)?;
+            self.told.destinations.insert(destination.addr, destination);
+        }
+        Ok(())
+    }
+
+    /// Services whose endpoints are not to stay as they are take the proxy while they change: nobody is sent to an
+    /// endpoint of which no more is known than of a stranger.
+    fn withdraw_services(&mut self, wanted: &Told, lists: &Lists) -> Result<(), SteerError> {
+        let changing = self.services.changing(lists);
+        for (addr, told) in &mut self.told.destinations {
+            let stays = wanted.destinations.get(addr) == Some(told) && !changing.contains(addr);
+            if told.verdict == Cached::Service as u32 && !stays {
+                told.verdict = Cached::Ask as u32;
+                self.maps.set_destination(*told)?;
             }
         }
         Ok(())
@@ -89,7 +130,7 @@ impl Verdicts {
                     verdict: Cached::Ask as u32,
                     ..*next
                 };
-                self.maps.set_destination(*addr, *told)?;
+                self.maps.set_destination(*told)?;
             }
         }
         for addr in gone {
@@ -194,14 +235,15 @@ impl<'a> Enrolled<'a> {
     }
 }
 
-/// What the kernel is to hold.
-fn wanted(mesh: &Mesh, enrolled: &[Enrolled<'_>]) -> Told {
+/// What the kernel is to hold, and the lists of services' endpoints.
+fn wanted(mesh: &Mesh, enrolled: &[Enrolled<'_>]) -> (Told, Lists) {
     let mut wanted = Told {
         ranges: ranges(mesh.cluster_ranges()),
         ..Told::default()
     };
     let inside = |ip: &std::net::IpAddr| mesh.cluster_ranges().iter().any(|range| range.contains(ip));
-    let elsewhere = |verdict| Destination {
+    let elsewhere = |addr, verdict| Destination {
+        addr,
         verdict: verdict as u32,
         slot: u32::MAX,
         netns: 0,
@@ -217,14 +259,15 @@ fn wanted(mesh: &Mesh, enrolled: &[Enrolled<'_>]) -> Told {
                 .is_some_and(|owner| Arc::ptr_eq(owner, workload));
             // Of what lies in a range it is known already that it is asked.
             if owns && (verdict == Cached::Allow || !inside(ip)) {
-                wanted.destinations.insert((*ip).into(), elsewhere(verdict));
+                wanted
+                    .destinations
+                    .insert((*ip).into(), elsewhere((*ip).into(), verdict));
             }
         }
     }
-    for service in mesh.services() {
-        for ip in &service.addresses {
-            wanted.destinations.insert((*ip).into(), elsewhere(Cached::Ask));
-        }
+    let services = services::wanted(mesh, place(mesh, enrolled).as_ref());
+    for (addr, verdict) in services.addresses {
+        wanted.destinations.insert(addr, elsewhere(addr, verdict));
     }
     let mut sources: Vec<(u32, Option<&SpiffeId>)> =
         enrolled.iter().map(|pod| (pod.source, Some(pod.identity))).collect();
@@ -235,6 +278,7 @@ fn wanted(mesh: &Mesh, enrolled: &[Enrolled<'_>]) -> Told {
         let (verdict, table) = verdicts(mesh, pod, &sources);
         for ip in &pod.workload.addresses {
             let destination = Destination {
+                addr: (*ip).into(),
                 netns: pod.netns,
                 slot: pod.slot,
                 verdict: verdict as u32,
@@ -251,7 +295,18 @@ fn wanted(mesh: &Mesh, enrolled: &[Enrolled<'_>]) -> Told {
             wanted.tables.insert(pod.slot, table);
         }
     }
-    wanted
+    (wanted, services.lists)
+}
+
+/// Where this node's pods are. None where there are none, or the mesh has them at different places.
+fn place<'a>(mesh: &'a Mesh, enrolled: &[Enrolled<'a>]) -> Option<Place<'a>> {
+    let current = |pod: &Enrolled<'a>| {
+        let workload = mesh.workload_by_uid(&pod.workload.uid);
+        Place::of(workload.map_or(pod.workload, |workload| &**workload))
+    };
+    let mut places = enrolled.iter().map(current);
+    let first = places.next()?;
+    places.all(|place| place == first).then_some(first)
 }
 
 /// The verdicts on connections to one pod.

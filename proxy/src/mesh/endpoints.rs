@@ -10,6 +10,28 @@ use super::{Mesh, Service, TargetPort, TrafficDistribution, Workload};
 /// A workload and where to reach it.
 pub type Endpoint = (Arc<Workload>, SocketAddr);
 
+/// How near an endpoint is, and whether it is of another address family than the one dialled.
+type Preference = (u8, bool);
+
+/// Where a connection comes from, as far as the choice of an endpoint goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place<'a> {
+    /// The node's name; empty where unknown.
+    pub node: &'a str,
+    /// The zone; empty where unknown.
+    pub zone: &'a str,
+}
+
+impl<'a> Place<'a> {
+    /// Where a workload is.
+    pub fn of(workload: &'a Workload) -> Self {
+        Self {
+            node: &workload.node,
+            zone: &workload.zone,
+        }
+    }
+}
+
 /// Why a service leads nowhere.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[expect(missing_docs, reason = "the fields are named in the messages")]
@@ -37,6 +59,36 @@ impl Mesh {
         source: &Workload,
         rng: &mut fastrand::Rng,
     ) -> Result<Vec<Endpoint>, EndpointError> {
+        let mut candidates = self.candidates(service, dialled, &Place::of(source))?;
+        // Shuffled whole, then sorted stably: uniform within each rank.
+        rng.shuffle(&mut candidates);
+        candidates.sort_by_key(|(preference, _)| *preference);
+        Ok(candidates.into_iter().map(|(_, endpoint)| endpoint).collect())
+    }
+
+    /// The endpoints of which any may come first in [`Mesh::endpoints`], for a source at that place; in the service's
+    /// order.
+    pub fn preferred_endpoints(
+        &self,
+        service: &Service,
+        dialled: SocketAddr,
+        source: &Place<'_>,
+    ) -> Result<Vec<Endpoint>, EndpointError> {
+        let candidates = self.candidates(service, dialled, source)?;
+        let best = candidates.iter().map(|(preference, _)| *preference).min();
+        let best = candidates
+            .into_iter()
+            .filter(|(preference, _)| Some(*preference) == best);
+        Ok(best.map(|(_, endpoint)| endpoint).collect())
+    }
+
+    /// The endpoints that may be used, each with how much it is preferred, least is best; at least one.
+    fn candidates(
+        &self,
+        service: &Service,
+        dialled: SocketAddr,
+        source: &Place<'_>,
+    ) -> Result<Vec<(Preference, Endpoint)>, EndpointError> {
         let port = service
             .ports
             .iter()
@@ -46,7 +98,7 @@ impl Mesh {
                 port: dialled.port(),
             })?;
         let mut ready = 0;
-        let mut candidates: Vec<((u8, bool), Endpoint)> = Vec::with_capacity(service.endpoints.len());
+        let mut candidates: Vec<(Preference, Endpoint)> = Vec::with_capacity(service.endpoints.len());
         for uid in &service.endpoints {
             let Some(workload) = self.workload_by_uid(uid).filter(|workload| workload.ready) else {
                 continue;
@@ -70,18 +122,15 @@ impl Mesh {
                 ready,
             });
         }
-        // Shuffled whole, then sorted stably: uniform within each rank.
-        rng.shuffle(&mut candidates);
-        candidates.sort_by_key(|(preference, _)| *preference);
-        Ok(candidates.into_iter().map(|(_, endpoint)| endpoint).collect())
+        Ok(candidates)
     }
 }
 
 /// How near an endpoint is, 0 the nearest; `None` where it must not be used. Unknown places are never near.
-fn rank(distribution: TrafficDistribution, endpoint: &Workload, source: &Workload) -> Option<u8> {
+fn rank(distribution: TrafficDistribution, endpoint: &Workload, source: &Place<'_>) -> Option<u8> {
     let same = |a: &str, b: &str| !a.is_empty() && a == b;
-    let node = same(&endpoint.node, &source.node);
-    let zone = same(&endpoint.zone, &source.zone);
+    let node = same(&endpoint.node, source.node);
+    let zone = same(&endpoint.zone, source.zone);
     match distribution {
         TrafficDistribution::Any => Some(0),
         TrafficDistribution::PreferSameNode if node => Some(0),
@@ -109,7 +158,7 @@ fn target(target: &TargetPort, workload: &Workload) -> Option<u16> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashMap;
+    use std::collections::{BTreeSet, HashMap};
 
     use super::*;
     use crate::mesh::snapshot::tests::{parts, service, workload};
@@ -260,6 +309,66 @@ mod tests {
                     .iter()
                     .all(|(_, address)| address.is_ipv4())
             );
+        }
+    }
+
+    #[test]
+    fn the_preferred_are_those_that_come_first() {
+        let mut rng = fastrand::Rng::with_seed(4);
+        for round in 0..300 {
+            let (nodes, zones) = (["", "n1", "n2", "n3"], ["", "z1", "z2"]);
+            let mut parts = parts();
+            let count = rng.usize(0..7);
+            let names: Vec<String> = (0..count).map(|n| format!("w{n}")).collect();
+            for (n, name) in names.iter().enumerate() {
+                let mut workload = workload("shop", name, &format!("10.0.0.{}", n + 1));
+                let v6 = format!("fd00::{}", n + 1).parse().unwrap();
+                match rng.u8(0..3) {
+                    0 => workload.addresses = vec![v6],
+                    1 => workload.addresses.push(v6),
+                    _ => {}
+                }
+                workload.node = nodes[rng.usize(0..nodes.len())].into();
+                workload.zone = zones[rng.usize(0..zones.len())].into();
+                workload.ready = rng.u8(0..4) > 0;
+                if rng.bool() {
+                    workload.ports.insert("http".into(), 8000 + n as u16);
+                }
+                parts.workloads.push(workload);
+            }
+            let uids: Vec<String> = names.iter().map(|name| format!("shop/{name}")).collect();
+            let mut service = service(
+                "shop",
+                "s",
+                "10.96.0.1",
+                &uids.iter().map(String::as_str).collect::<Vec<_>>(),
+            );
+            service.addresses.push("fd96::1".parse().unwrap());
+            service.distribution = [
+                TrafficDistribution::Any,
+                TrafficDistribution::PreferSameNode,
+                TrafficDistribution::PreferSameZone,
+                TrafficDistribution::SameNodeOnly,
+            ][rng.usize(0..4)];
+            if rng.bool() {
+                service.ports[0].target = TargetPort::Name("http".into());
+            }
+            parts.services = vec![service];
+            let mesh = Mesh::build(parts).unwrap();
+            let service = mesh.service_by_name("shop/s").unwrap();
+            let mut source = workload("shop", "client", "10.0.0.99");
+            source.node = nodes[rng.usize(0..nodes.len())].into();
+            source.zone = zones[rng.usize(0..zones.len())].into();
+            for dialled in ["10.96.0.1:80", "[fd96::1]:80", "10.96.0.1:81"] {
+                let dialled = dialled.parse().unwrap();
+                let first: Result<BTreeSet<SocketAddr>, EndpointError> = (0..60)
+                    .map(|_| Ok(mesh.endpoints(service, dialled, &source, &mut rng)?[0].1))
+                    .collect();
+                let preferred = mesh
+                    .preferred_endpoints(service, dialled, &Place::of(&source))
+                    .map(|endpoints| endpoints.into_iter().map(|(_, address)| address).collect());
+                assert_eq!(preferred, first, "round {round}, {dialled}, {service:?}");
+            }
         }
     }
 }

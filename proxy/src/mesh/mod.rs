@@ -11,7 +11,7 @@ mod policy_model;
 mod snapshot;
 pub mod source;
 
-pub use endpoints::{Endpoint, EndpointError};
+pub use endpoints::{Endpoint, EndpointError, Place};
 pub use error::{MeshError, Subject};
 pub use handle::MeshHandle;
 pub use model::{Node, Protocol, SameNode, Service, ServicePort, TargetPort, TrafficDistribution, Workload};
@@ -22,4 +22,4 @@ pub use policy_model::{
 pub use snapshot::{Mesh, MeshParts};
 
 #[cfg(test)]
-pub(crate) use snapshot::tests::workload as test_workload;
+pub(crate) use snapshot::tests::{parts as test_parts, workload as test_workload};

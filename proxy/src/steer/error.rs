@@ -111,6 +111,14 @@ pub enum SteerError {
         /// What the kernel says.
         error: io::Error,
     },
+    /// A port of a service has more endpoints than a list holds.
+    #[error("{count} endpoints of one port, the most that the kernel chooses from is {most}")]
+    TooManyEndpoints {
+        /// How many it has.
+        count: usize,
+        /// How many there may be.
+        most: usize,
+    },
     /// The node has as many enrolled pods as there are places.
     #[error("this node has {0} enrolled pods already, the most that Adit takes")]
     TooManyPods(u32),

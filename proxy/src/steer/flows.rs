@@ -14,6 +14,8 @@ use super::{SteerError, sys};
 pub struct OriginalDst {
     /// The address that the application dialled.
     pub addr: SocketAddr,
+    /// The endpoint that the kernel has chosen, where that is a service's.
+    pub endpoint: Option<SocketAddr>,
     /// The process that dialled, in the initial PID namespace.
     pub pid: u32,
     /// Its cgroup's id.
@@ -43,6 +45,8 @@ impl Flows {
         })?;
         Ok(flow.map(|flow| OriginalDst {
             addr: SocketAddr::new(flow.addr.into(), flow.port.0),
+            endpoint: (!flow.endpoint.addr.is_none())
+                .then(|| SocketAddr::new(flow.endpoint.addr.into(), flow.endpoint.port.0)),
             pid: flow.pid,
             cgroup: flow.cgroup,
             command: command(&flow.command),

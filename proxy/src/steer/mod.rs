@@ -18,6 +18,7 @@ mod pod;
 mod probe;
 mod proxies;
 mod repair;
+mod services;
 mod sys;
 mod verdicts;
 
@@ -38,6 +39,7 @@ pub use log::{LogScope, ProgramLog, forward_logs};
 pub use pins::uninstall;
 pub use pod::{ListenerFds, PodPlace, PodSteering};
 pub use repair::Repairs;
+pub use services::ServiceMaps;
 pub use sys::monotonic_ns;
 pub use verdicts::{VerdictMaps, range};
 
@@ -116,6 +118,8 @@ pub(crate) struct Maps {
     destinations: OwnedFd,
     ranges: OwnedFd,
     verdicts: OwnedFd,
+    services: OwnedFd,
+    endpoints: OwnedFd,
     direct: OwnedFd,
     events: OwnedFd,
     counters: OwnedFd,
@@ -135,6 +139,11 @@ impl Steering {
     /// Where the kernel is told what it decides by itself.
     pub fn verdicts(&self) -> VerdictMaps {
         VerdictMaps::new(Arc::clone(&self.maps))
+    }
+
+    /// Where the kernel is told the endpoints of services.
+    pub fn services(&self) -> ServiceMaps {
+        ServiceMaps::new(Arc::clone(&self.maps))
     }
 
     /// The direct connections that are open.
@@ -168,6 +177,8 @@ impl Maps {
             destinations: object.map("adit_destinations")?,
             ranges: object.map("adit_ranges")?,
             verdicts: object.map("adit_verdicts")?,
+            services: object.map("adit_services")?,
+            endpoints: object.map("adit_endpoints")?,
             direct: object.map("adit_direct")?,
             events: object.map("adit_events")?,
             counters: object.map("adit_counters")?,

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::os::fd::AsFd as _;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use adit_common::{Addr, Cached, Destination, NOBODY, Range, VerdictKey};
+use adit_common::{Addr, Cached, Destination, NOBODY, Range, Verdict, VerdictKey};
 use ipnet::IpNet;
 
 use super::{Maps, SteerError, sys};
@@ -28,8 +28,9 @@ impl VerdictMaps {
     }
 
     /// Tells what is known of an address.
-    pub fn set_destination(&self, addr: Addr, destination: Destination) -> Result<(), SteerError> {
-        sys::update(self.maps.destinations.as_fd(), &addr, &destination, 0).map_err(at("entering a destination"))
+    pub fn set_destination(&self, destination: Destination) -> Result<(), SteerError> {
+        sys::update(self.maps.destinations.as_fd(), &destination.addr, &destination, 0)
+            .map_err(at("entering a destination"))
     }
 
     /// Forgets what is known of an address.
@@ -38,13 +39,17 @@ impl VerdictMaps {
     }
 
     /// The keys of all verdicts.
-    pub fn verdicts(&self) -> Result<HashMap<VerdictKey, u32>, SteerError> {
+    pub fn verdicts(&self) -> Result<HashMap<VerdictKey, Verdict>, SteerError> {
         sys::entries(self.maps.verdicts.as_fd()).map_err(at("reading verdicts"))
     }
 
     /// Enters a verdict.
     pub fn set_verdict(&self, key: VerdictKey, verdict: Cached) -> Result<(), SteerError> {
-        sys::update(self.maps.verdicts.as_fd(), &key, &(verdict as u32), 0).map_err(at("entering a verdict"))
+        let verdict = Verdict {
+            key,
+            verdict: verdict as u32,
+        };
+        sys::update(self.maps.verdicts.as_fd(), &key, &verdict, 0).map_err(at("entering a verdict"))
     }
 
     /// Removes a verdict.
@@ -108,7 +113,7 @@ impl SourceNumbers {
     }
 }
 
-fn at(doing: &'static str) -> impl Fn(std::io::Error) -> SteerError {
+pub(super) fn at(doing: &'static str) -> impl Fn(std::io::Error) -> SteerError {
     move |error| SteerError::Map { doing, error }
 }
 

@@ -56,6 +56,8 @@ pub struct WorkloadDoc {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub same_node: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub ready: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub netns: Option<PathBuf>,
 }
 

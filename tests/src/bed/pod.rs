@@ -66,6 +66,7 @@ impl Pod {
             ports: self.spec.ports.clone(),
             policies: self.spec.policies.clone(),
             same_node: None,
+            ready: None,
             netns: enrolled.then(|| self.netns()),
         }
     }

@@ -32,6 +32,7 @@ mod reset;
 mod secrecy;
 mod server_first;
 mod services;
+mod services_direct;
 mod small_writes;
 mod source_address;
 mod source_ports;

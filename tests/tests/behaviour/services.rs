@@ -1,6 +1,7 @@
 //! Services by their virtual addresses: which endpoint, which port, and what if one fails.
 
 use std::collections::BTreeSet;
+use std::process::Command;
 
 use adit_tests::bed::{Bed, PodSpec, ServiceSpec};
 
@@ -58,13 +59,14 @@ fn a_service_that_prefers_the_same_node_stays_there() {
 }
 
 #[test]
-fn an_endpoint_that_refuses_is_passed_over_before_the_first_byte() {
+fn an_endpoint_elsewhere_that_refuses_is_passed_over_before_the_first_byte() {
     let bed = spread("failover", web("shop/web"));
-    // Nothing listens in one and two.
-    let _server = name(bed.pod("three"), PORT);
+    // Nothing listens in two.
+    let _servers = ["one", "three"].map(|pod| name(bed.pod(pod), PORT));
     let service = bed.service("shop/web");
-    for _ in 0..20 {
-        assert_eq!(ask_name(bed.pod("client"), service.at(80)).unwrap(), "three");
+    for _ in 0..30 {
+        let answered = ask_name(bed.pod("client"), service.at(80)).unwrap();
+        assert!(["one", "three"].contains(&answered.as_str()), "{answered}");
     }
 }
 
@@ -90,19 +92,64 @@ fn a_service_port_leads_to_the_named_port_of_the_endpoint() {
     assert_eq!(line.get("destination.workload"), "shop/web", "{line:?}");
 }
 
+/// Makes a service's virtual address lead to a pod on n2, for pods on n1: by routes and an address of the pod's, in the
+/// place of the cluster's own load balancer.
+fn balance(bed: &Bed, service: &str, pod: &str) {
+    let address = format!("{}/32", bed.service(service).at(80).ip());
+    let pod = bed.pod(pod);
+    pod.output("ip", &["address", "add", &address, "dev", "lo"]).unwrap();
+    for (node, via) in [("n1", bed.node("n2").v4()), ("n2", pod.v4())] {
+        let via = via.to_string();
+        let arguments = ["route", "add", &address, "via", &via];
+        let status = bed.node(node).inside(|| Command::new("ip").args(arguments).status());
+        assert!(status.unwrap().unwrap().success(), "{node} {arguments:?}");
+    }
+}
+
 #[test]
-fn a_service_may_lead_outside_the_mesh() {
+fn a_service_that_leads_outside_the_mesh_alone_is_left_to_the_cluster() {
     let bed = world("outside")
         .service(ServiceSpec::new("shop/out").port(80, PORT).endpoint("other/outsider"))
-        .start();
-    let bed = bed.unwrap();
-    let _server = echo(bed.pod("outsider"), PORT);
+        .start()
+        .unwrap();
+    balance(&bed, "shop/out", "outsider");
+    let _server = echo(bed.pod("outsider"), 80);
     let client = bed.pod("client");
-    let seen = ask(client, bed.service("shop/out").at(80));
-    let line = source_line(&bed, client, &seen);
-    assert_eq!(
-        (line.get("service"), line.get("path")),
-        ("shop/out", "plain"),
+    let address = bed.service("shop/out").at(80);
+    let line = source_line(&bed, client, &ask(client, address));
+    assert!(
+        line.has(&[
+            ("service", "shop/out"),
+            ("path", "direct"),
+            ("destination.addr", &address.to_string()),
+            ("how", "fin"),
+        ]),
         "{line:?}"
+    );
+}
+
+#[test]
+fn a_service_may_lead_within_and_outside_the_mesh() {
+    let bed = world("in and out")
+        .service(
+            ServiceSpec::new("shop/both")
+                .port(80, PORT)
+                .endpoint("other/outsider")
+                .endpoint("server"),
+        )
+        .start()
+        .unwrap();
+    let _servers = ["outsider", "server"].map(|pod| echo(bed.pod(pod), PORT));
+    let client = bed.pod("client");
+    let ways: BTreeSet<(String, String)> = (0..30)
+        .map(|_| {
+            let line = source_line(&bed, client, &ask(client, bed.service("shop/both").at(80)));
+            (line.get("path").to_owned(), line.get("destination.addr").to_owned())
+        })
+        .collect();
+    let way = |path: &str, pod: &str| (path.to_owned(), bed.pod(pod).at(PORT).to_string());
+    assert_eq!(
+        ways,
+        BTreeSet::from([way("direct", "outsider"), way("hbone", "server")])
     );
 }
