@@ -16,6 +16,8 @@ pub const EVENTS_LEN: u32 = 1 << 20;
 pub const NOBODY: u32 = 0;
 /// The port that stands for every port without a verdict of its own.
 pub const ANY_PORT: u16 = 0;
+/// What a lookup finds where there is no verdict.
+pub const NO_VERDICT: u32 = u32::MAX;
 
 /// A decision as the maps hold it.
 #[repr(u32)]
@@ -98,14 +100,11 @@ pub struct Range {
     pub addr: Addr,
 }
 
-/// What is known of a connection from `source` to `port` of a destination. `lookup` finds verdicts.
+/// What is known of a connection from `source` to `port` of a destination. `lookup` finds verdicts, or
+/// [`NO_VERDICT`]: an `Option`, which has no value where it is none, becomes code in which the verifier of some builds
+/// sees a register read that was never written.
 #[inline(always)]
-pub fn cached(
-    source: u32,
-    destination: &Destination,
-    port: HostPort,
-    lookup: impl Fn(&VerdictKey) -> Option<u32>,
-) -> Cached {
+pub fn cached(source: u32, destination: &Destination, port: HostPort, lookup: impl Fn(&VerdictKey) -> u32) -> Cached {
     match Cached::from_u32(destination.verdict) {
         Cached::Table => {
             let key = |port| VerdictKey {
@@ -113,8 +112,11 @@ pub fn cached(
                 slot: destination.slot,
                 port,
             };
-            let found = lookup(&key(port.0.into())).or_else(|| lookup(&key(ANY_PORT.into())));
-            match Cached::from_u32(found.unwrap_or_default()) {
+            let mut found = lookup(&key(port.0.into()));
+            if found == NO_VERDICT {
+                found = lookup(&key(ANY_PORT.into()));
+            }
+            match Cached::from_u32(found) {
                 Cached::Table | Cached::Service => Cached::Ask,
                 verdict => verdict,
             }
@@ -251,11 +253,11 @@ mod tests {
             ..Destination::default()
         };
         let lookup = |key: &VerdictKey| match (key.source, key.slot, key.port) {
-            (7, 3, 80) => Some(Cached::Deny as u32),
-            (7, 3, 0) => Some(Cached::Allow as u32),
-            (8, 3, 80) => Some(Cached::Allow as u32),
-            (9, 3, 0) => Some(99),
-            _ => None,
+            (7, 3, 80) => Cached::Deny as u32,
+            (7, 3, 0) => Cached::Allow as u32,
+            (8, 3, 80) => Cached::Allow as u32,
+            (9, 3, 0) => 99,
+            _ => NO_VERDICT,
         };
         for (source, port, verdict) in [
             (7, 80, Cached::Deny),

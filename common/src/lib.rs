@@ -18,7 +18,7 @@ pub use decide::{
 };
 pub use direct::{
     ANY_PORT, COUNTERS, Cached, Counter, Destination, Direct, DirectEnd, DirectKind, EVENTS_LEN, MAX_DESTINATIONS,
-    MAX_DIRECT, MAX_RANGES, MAX_VERDICTS, NOBODY, Range, Verdict, VerdictKey, cached,
+    MAX_DIRECT, MAX_RANGES, MAX_VERDICTS, NO_VERDICT, NOBODY, Range, Verdict, VerdictKey, cached,
 };
 pub use maps::{
     AddrKey, COMMAND_LEN, Flow, FlowKey, FlowKind, LAYOUT, LISTENERS_PER_POD, Listener, MAX_CLIENTS, MAX_FLOWS,

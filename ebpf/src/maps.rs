@@ -6,7 +6,8 @@ use core::ptr;
 use adit_common::{
     Addr, AddrKey, COUNTERS, Cached, Counter, Destination, Direct, DirectEnd, EVENTS_LEN, Endpoint, EndpointKey,
     EndpointList, Flow, FlowKey, LISTENERS_PER_POD, MAX_CLIENTS, MAX_DESTINATIONS, MAX_DIRECT, MAX_ENDPOINTS,
-    MAX_FLOWS, MAX_PODS, MAX_PROXIES, MAX_RANGES, MAX_SERVICES, MAX_VERDICTS, Pod, ServiceKey, Verdict, VerdictKey,
+    MAX_FLOWS, MAX_PODS, MAX_PROXIES, MAX_RANGES, MAX_SERVICES, MAX_VERDICTS, NO_VERDICT, Pod, ServiceKey, Verdict,
+    VerdictKey,
 };
 use aya_ebpf::bindings::{BPF_F_NO_PREALLOC, BPF_SK_STORAGE_GET_F_CREATE, bpf_sock};
 use aya_ebpf::btf_maps::lpm_trie::Key;
@@ -102,8 +103,10 @@ pub fn known(source: u32, addr: &Addr, port: adit_common::HostPort) -> (u64, Cac
 }
 
 #[inline(always)]
-fn verdict(key: &VerdictKey) -> Option<u32> {
-    let place = VERDICTS.get_ptr(key)?;
+fn verdict(key: &VerdictKey) -> u32 {
+    let Some(place) = VERDICTS.get_ptr(key) else {
+        return NO_VERDICT;
+    };
     // SAFETY: as above.
     let (verdict, source, slot, port) = unsafe {
         (
@@ -115,7 +118,7 @@ fn verdict(key: &VerdictKey) -> Option<u32> {
     };
     let its_own = source == key.source && slot == key.slot && port == key.port;
     // Not none: another key's verdict is not to be found instead.
-    Some(if its_own { verdict } else { Cached::Ask as u32 })
+    if its_own { verdict } else { Cached::Ask as u32 }
 }
 
 /// Adds to a counter.
