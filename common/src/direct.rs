@@ -16,7 +16,8 @@ pub const EVENTS_LEN: u32 = 1 << 20;
 pub const NOBODY: u32 = 0;
 /// The port that stands for every port without a verdict of its own.
 pub const ANY_PORT: u16 = 0;
-/// What a lookup finds where there is no verdict.
+
+/// What stands for a verdict that is not there: an `Option` would become branches that the verifier cannot follow.
 pub const NO_VERDICT: u32 = u32::MAX;
 
 /// A decision as the maps hold it.
@@ -101,8 +102,7 @@ pub struct Range {
 }
 
 /// What is known of a connection from `source` to `port` of a destination. `lookup` finds verdicts, or
-/// [`NO_VERDICT`]: an `Option`, which has no value where it is none, becomes code in which the verifier of some builds
-/// sees a register read that was never written.
+/// [`NO_VERDICT`].
 #[inline(always)]
 pub fn cached(source: u32, destination: &Destination, port: HostPort, lookup: impl Fn(&VerdictKey) -> u32) -> Cached {
     match Cached::from_u32(destination.verdict) {

@@ -117,7 +117,7 @@ fn verdict(key: &VerdictKey) -> u32 {
         )
     };
     let its_own = source == key.source && slot == key.slot && port == key.port;
-    // Not none: another key's verdict is not to be found instead.
+    // Not "no verdict": that would let another key's be found instead.
     if its_own { verdict } else { Cached::Ask as u32 }
 }
 
