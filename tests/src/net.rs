@@ -6,6 +6,7 @@
 mod connect;
 mod data;
 mod handmade;
+mod steady;
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -23,6 +24,7 @@ pub use self::connect::{
 };
 pub use self::data::{Digest, drain, drain_slowly, send_pattern};
 pub use self::handmade::{Handmade, Wire, syn_with_data};
+pub use self::steady::{Outcome, Steady};
 pub use crate::sys::{
     attach_connect4, detach_connect4, disconnect, fastopen_listen, keep_capabilities, load_allow_all, open_some_link,
     pass_socket, repair, source_route, take_socket,

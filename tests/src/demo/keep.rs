@@ -9,10 +9,13 @@ use super::world::{PORT, World};
 use crate::bed::process::ADMIN;
 use crate::sys::check_interrupt;
 
-/// Prints commands to try and waits for Enter or Ctrl-C, with a server in pod `web`.
+/// Prints commands to try and waits for Enter or Ctrl-C, with servers in pods `web` and `billing`.
 pub(super) fn wait(world: &World, report: &mut Report) -> anyhow::Result<()> {
-    let (cart, web) = (world.pod("cart"), world.pod("web"));
-    let _server = web.serve(|stage| http::serve(stage, PORT, b"hello from web\n"))?;
+    let (cart, billing, web) = (world.pod("cart"), world.pod("billing"), world.pod("web"));
+    let _servers = [
+        web.serve(|stage| http::serve(stage, PORT, b"hello from web\n"))?,
+        billing.serve(|stage| http::serve(stage, PORT, b"hello from billing\n"))?,
+    ];
     let service = world.bed.service("shop/web").at(80);
     // A shell is a pod's when it is in the pod's cgroup and network namespace.
     let inside = |pod: &str, command: &str| {
@@ -27,13 +30,16 @@ pub(super) fn wait(world: &World, report: &mut Report) -> anyhow::Result<()> {
     report.say("ask pod web from pod cart, which may, and from pod billing, which may not:");
     report.quote(inside("cart", &format!("curl -si http://{service}/")));
     report.quote(inside("billing", &format!("curl -si http://{service}/")));
+    report.say("ask pod billing from pod cart, on the same node: directly, without the proxy:");
+    report.quote(inside("cart", &format!("curl -si http://{}/", billing.at(PORT))));
     report.say("a shell in pod cart:");
     report.quote(inside("cart", "bash"));
     for node in world.bed.nodes() {
         let enter = format!("nsenter --net={}", node.netns().display());
         report.say(format!(
-            "{}: state, metrics, access log, the packets between the nodes:",
-            node.name()
+            "{}, whose proxy is pid {}: state, metrics, access log, the packets between the nodes:",
+            node.name(),
+            node.pid().unwrap_or_default()
         ));
         report.quote(format!("{enter} curl -s http://{ADMIN}/debug/state"));
         report.quote(format!("{enter} curl -s http://{ADMIN}/metrics"));

@@ -2,6 +2,8 @@
 
 mod http;
 mod keep;
+mod kernel;
+mod outage;
 mod report;
 mod steps;
 mod world;
@@ -51,7 +53,7 @@ fn run(options: &Options) -> anyhow::Result<bool> {
     if let Some(prefix) = prefix {
         let left = residue(&prefix);
         let detail = if left.is_empty() {
-            "no namespace, cgroup or process is left".to_owned()
+            "no namespace, cgroup, pinned program or process is left".to_owned()
         } else {
             left.join(", ")
         };

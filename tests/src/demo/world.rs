@@ -53,6 +53,7 @@ impl World {
             .pod("n1", PodSpec::new("cart").account("shop/cart"))
             .pod("n1", PodSpec::new("billing").account("shop/billing"))
             .pod("n1", PodSpec::new("bare").account("other/bare").outside())
+            .pod("n1", PodSpec::new("bare-2").account("other/bare-2").outside())
             .pod("n2", PodSpec::new("web").account("shop/web"))
             .pod("n2", PodSpec::new("cart-2").account("shop/cart"))
             .pod("n2", PodSpec::new("legacy").account("other/legacy").outside())
@@ -73,7 +74,7 @@ impl World {
         for pod in world.bed.pods() {
             let what = match pod.name() {
                 "legacy" => "outside the mesh".to_owned(),
-                "bare" => "outside the mesh: only for the measure of plain TCP".to_owned(),
+                "bare" | "bare-2" => "outside the mesh: only for the measure of plain TCP".to_owned(),
                 _ => pod.identity(),
             };
             report.say(format!(

@@ -157,6 +157,46 @@ fn an_open_connection_within_the_node_is_reset() {
     assert_eq!(line.get("path"), "local", "{line:?}");
 }
 
+/// The end at which the kernel has destroyed the socket.
+const DESTROYED: Ending = Ending::Errno(libc::ECONNABORTED);
+
+#[test]
+fn an_open_direct_connection_from_outside_is_ended_and_those_of_the_mesh_go_on() {
+    let bed = world("change outside").start().unwrap();
+    let (outsider, neighbour, server) = (bed.pod("outsider"), bed.pod("neighbour"), bed.pod("client"));
+    let at_server = one(server, PORT);
+    let beside = one(server, OTHER_PORT);
+    let ending = open(outsider, server, PORT);
+    let going_on = lasting(neighbour, server, OTHER_PORT);
+    forbid(&bed, "notPrincipals: ['*']");
+    assert_eq!(ending.join(SOON).unwrap(), (String::new(), Ending::RESET));
+    assert_eq!(at_server.join(SOON).unwrap(), (String::new(), DESTROYED));
+    let wanted = |line: &AccessLine| line.has(&[("path", "direct"), ("how", "policy"), ("reporter", "destination")]);
+    let line = bed.node("n1").wait_for_access("how=policy", SOON, wanted).unwrap();
+    assert_eq!(line.get("detail"), "deny: shop/closed rule 0", "{line:?}");
+    going_on.proceed().unwrap();
+    assert_eq!(going_on.join(LONG).unwrap(), (String::new(), Ending::Fin));
+    assert_eq!(beside.join(LONG).unwrap(), ("still here".to_owned(), Ending::Fin));
+}
+
+#[test]
+fn a_pod_that_comes_under_a_policy_by_its_labels_alone_loses_what_that_forbids() {
+    let policy = "{name: by-label, namespace: shop, scope: workload, selector: {app: closed}, action: deny, \
+        rules: [{from: [{serviceAccounts: [client]}]}]}";
+    let bed = world("change labels").policy(policy).start().unwrap();
+    let (client, server) = (bed.pod("client"), bed.pod("neighbour"));
+    let at_server = one(server, PORT);
+    let ending = open(client, server, PORT);
+    bed.update(|mesh| {
+        if let Some(workload) = mesh.workload("neighbour") {
+            workload.labels.insert("app".to_owned(), "closed".to_owned());
+        }
+    })
+    .unwrap();
+    assert_eq!(ending.join(SOON).unwrap(), (String::new(), DESTROYED));
+    assert_eq!(at_server.join(SOON).unwrap(), (String::new(), Ending::RESET));
+}
+
 #[test]
 fn many_open_streams_are_ended_within_a_second() {
     const COUNT: usize = 300;

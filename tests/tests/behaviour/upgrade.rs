@@ -1,126 +1,27 @@
 //! A proxy hands over to the next one while everything goes on.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::net::SocketAddr;
+use std::time::Duration;
 
 use adit_tests::bed::{Bed, Pod, Running, Stage, wait_for};
-use adit_tests::net::{self, Ending};
-use serde::{Deserialize, Serialize};
+use adit_tests::net::{self, Outcome, Steady};
 
 use crate::world::{LONG, PORT, SOON, ask, assert_refused, echo, is_answered, world};
 
 /// How often the proxy is replaced.
 const UPGRADES: usize = 5;
-/// Threads that make one new connection after the other, for each path, and the pause of each in between.
-const MAKERS: usize = 3;
-const PAUSE: Duration = Duration::from_millis(25);
-/// Connections that talk all the time, for each path.
-const TALKERS: usize = 15;
-const TALK_PAUSE: Duration = Duration::from_millis(20);
 
-/// What became of a load.
-#[derive(Debug, Default, Serialize, Deserialize)]
-struct Outcome {
-    /// Connections that were made, answered in full and closed in order.
-    made: u64,
-    /// Exchanges on the connections that stay open.
-    exchanges: u64,
-    /// What went wrong, each in words.
-    losses: Vec<String>,
-}
-
-struct Load {
-    stop: AtomicBool,
-    made: AtomicU64,
-    exchanges: AtomicU64,
-    losses: Mutex<Vec<String>>,
-    begin: Instant,
-}
-
-impl Load {
-    fn lost(&self, what: String) {
-        let at = self.begin.elapsed().as_millis();
-        self.losses.lock().unwrap().push(format!("after {at} ms: {what}"));
-    }
-
-    fn make(&self, to: SocketAddr) {
-        let mut number = 0_u64;
-        while !self.stop.load(Ordering::Relaxed) {
-            number += 1;
-            let text = format!("connection {number} to {to}, {:?}", std::thread::current().id());
-            match net::ask(to, &text) {
-                Ok(seen) if seen.text == text && seen.ending == Ending::Fin => {
-                    self.made.fetch_add(1, Ordering::Relaxed);
-                }
-                Ok(seen) => self.lost(format!("asked {to} and saw {seen:?}")),
-                Err(error) => self.lost(format!("asked {to}: {error:#}")),
-            }
-            std::thread::sleep(PAUSE);
-        }
-    }
-
-    fn talk(&self, to: SocketAddr) {
-        let talk = || -> anyhow::Result<()> {
-            let mut stream: TcpStream = net::connect(to)?;
-            let (mut number, mut answer) = (0_u64, vec![0; 4096]);
-            while !self.stop.load(Ordering::Relaxed) {
-                number += 1;
-                let sent: Vec<u8> = number.to_be_bytes().into_iter().cycle().take(4096).collect();
-                stream.write_all(&sent)?;
-                stream.read_exact(&mut answer)?;
-                anyhow::ensure!(answer == sent, "exchange {number} came back changed");
-                self.exchanges.fetch_add(1, Ordering::Relaxed);
-                std::thread::sleep(TALK_PAUSE);
-            }
-            Ok(())
-        };
-        if let Err(error) = talk() {
-            self.lost(format!("talking with {to}: {error:#}"));
-        }
-    }
-}
-
-/// Loads the servers until the test says stop.
-fn load(stage: &Stage, servers: &[SocketAddr]) -> anyhow::Result<Outcome> {
-    let load = Arc::new(Load {
-        stop: AtomicBool::new(false),
-        made: AtomicU64::new(0),
-        exchanges: AtomicU64::new(0),
-        losses: Mutex::default(),
-        begin: Instant::now(),
-    });
-    let mut threads = Vec::new();
-    for &to in servers {
-        for number in 0..MAKERS + TALKERS {
-            let load = Arc::clone(&load);
-            threads.push(std::thread::spawn(move || {
-                if number < MAKERS {
-                    load.make(to);
-                } else {
-                    load.talk(to);
-                }
-            }));
-        }
-    }
-    stage.reached(())?;
-    stage.hold()?;
-    load.stop.store(true, Ordering::Relaxed);
-    for thread in threads {
-        anyhow::ensure!(thread.join().is_ok(), "a thread of the load panicked");
-    }
-    let losses = load.losses.lock().unwrap().clone();
-    Ok(Outcome {
-        made: load.made.load(Ordering::Relaxed),
-        exchanges: load.exchanges.load(Ordering::Relaxed),
-        losses,
-    })
-}
+/// What each server is loaded with.
+const LOAD: Steady = Steady {
+    makers: 3,
+    maker_pause: Duration::from_millis(25),
+    talkers: 15,
+    talker_pause: Duration::from_millis(20),
+};
 
 fn begin(from: &Pod, servers: Vec<SocketAddr>) -> Running<Outcome> {
-    from.serve(move |stage| load(stage, &servers)).unwrap()
+    from.serve(move |stage| LOAD.run(stage, &servers)).unwrap()
 }
 
 #[test]

@@ -22,7 +22,8 @@ pub(crate) fn build(context: &Context) -> Result<()> {
         &format!("build the kernel programs with {}", toolchain.describe()),
         || {
             let mut cargo = toolchain.cargo(context, "build")?;
-            run(&mut cargo)
+            // Other code comes of it, and the verifier might not like it: everybody is to have the same.
+            run(cargo.env("CARGO_INCREMENTAL", "0"))
         },
     )?;
     let built = toolchain.target_folder(context).join(TARGET).join("release/adit-ebpf");

