@@ -43,7 +43,7 @@ struct Relayed {
 /// Relays while `script` plays both applications.
 async fn relayed(breaker: &Breaker, script: impl AsyncFnOnce(Bed)) -> Relayed {
     let ((client, from), (server, to)) = (pair().await, pair().await);
-    let (mut from, mut to) = (AppStream::new(from), AppStream::new(to));
+    let (from, to) = (AppStream::new(from), AppStream::new(to));
     let (sent, received) = (AtomicU64::new(0), AtomicU64::new(0));
     let relaying = async {
         let outcome = relay(from.split(), to.split(), &sent, &received, Some(breaker)).await;

@@ -41,6 +41,20 @@ pub(crate) const DEFAULT_TESTS: &[&str] = &[
     "own_ports::the_applications_port_can_be_bound_again",
     "hairpin::a_pod_reaches_itself",
     "source_ports::one_source_port_serves",
+    "direct::a_",
+    "direct::the_log",
+    "services_direct::an_endpoint_on_this_node",
+    "services_direct::a_service_that_leads_nowhere",
+    "services_direct::the_programs_say",
+    "policy_change::an_open_stream",
+    "crash::a_killed_proxy",
+    "crash::a_connection_that_a_crash",
+    "upgrade::a_proxy_that_has_handed_over",
+    "upgrade::a_successor_that_dies",
+    "tampering::programs_that_are_detached",
+    "probes::the_kubelets_probes",
+    "startup::a_refusal",
+    "startup::what_start_up_permits",
 ];
 
 /// Kernel series, oldest first: the oldest that Adit supports, and the newest that Debian offers for it.
