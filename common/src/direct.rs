@@ -2,14 +2,16 @@
 
 use crate::{Addr, COMMAND_LEN, HostPort};
 
+// Elements of these maps are made as they are needed, but not their tables: 16 bytes for each that there may be.
+
 /// The most verdicts that the kernel holds; what has no place is asked.
-pub const MAX_VERDICTS: u32 = 1 << 20;
+pub const MAX_VERDICTS: u32 = 1 << 18;
 /// The most destinations of which something is known.
-pub const MAX_DESTINATIONS: u32 = 1 << 20;
+pub const MAX_DESTINATIONS: u32 = 1 << 17;
 /// The most ranges of addresses.
 pub const MAX_RANGES: u32 = 4096;
-/// The most direct connections that are open at once, far above what a node's memory holds.
-pub const MAX_DIRECT: u32 = 1 << 22;
+/// The most direct connections that are open and recorded at once.
+pub const MAX_DIRECT: u32 = 1 << 19;
 /// The bytes of the ring that tells the ends of direct connections: some 6,000 of them.
 pub const EVENTS_LEN: u32 = 1 << 20;
 /// The source number of a peer without an identity.

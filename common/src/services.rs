@@ -5,7 +5,7 @@ use crate::{Addr, Cached, HostPort};
 /// The most ports of virtual addresses that the kernel knows; a port that has no place is asked.
 pub const MAX_SERVICES: u32 = 1 << 16;
 /// The most endpoints of all services, each counted once for each virtual address and port.
-pub const MAX_ENDPOINTS: u32 = 1 << 18;
+pub const MAX_ENDPOINTS: u32 = 1 << 17;
 /// The most endpoints of one port.
 pub const MAX_ENDPOINTS_OF_PORT: usize = u16::MAX as usize;
 

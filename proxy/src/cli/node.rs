@@ -129,6 +129,14 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
         settings.workers,
     );
 
+    // Pods before verdicts: what the kernel knows already holds until what is asked instead has listeners.
+    let known = mesh.load();
+    let enrolment = spawn_blocking(move || {
+        let mut enrolment = enrolment;
+        enrolment.reconcile(&known);
+        enrolment
+    })
+    .await?;
     let direct = Arc::new(DirectConnections::new(Arc::clone(&plane), steering.open_direct()));
     telemetry.watch_direct(Arc::clone(&direct));
     let kept = Kept {

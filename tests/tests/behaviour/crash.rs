@@ -302,7 +302,7 @@ fn a_connection_that_a_crash_breaks_off_is_reset_at_both_ends_and_not_taken_for_
             stage.reached(())?;
             Ok(net::read_to_end(&stream).1)
         };
-        let serving = server
+        let mut serving = server
             .serve(|stage| net::serve_one(stage, ("::", PORT), |stream, _| ending(stream, stage)))
             .unwrap();
         let to = server.at(PORT);
@@ -310,6 +310,7 @@ fn a_connection_that_a_crash_breaks_off_is_reset_at_both_ends_and_not_taken_for_
             .spawn_staged(move |stage| ending(net::connect(to)?, stage))
             .unwrap();
         asking.stage::<()>(SOON).unwrap();
+        serving.stage::<()>(SOON).unwrap();
         bed.node(crashed).kill();
         assert_eq!(asking.join(LONG).unwrap(), Ending::RESET, "client, {crashed}");
         assert_eq!(serving.join(LONG).unwrap(), Ending::RESET, "server, {crashed}");
