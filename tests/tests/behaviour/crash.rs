@@ -209,8 +209,14 @@ fn pods_whose_namespace_cannot_be_looked_at_stay_closed() {
     .unwrap();
     node.launch().unwrap();
     node.wait_for_log("cannot be enrolled", SOON).unwrap();
-    assert_refused(bed.pod("client"), bed.pod("server").at(PORT));
-    assert_refused(bed.pod("stranger"), bed.pod("client").at(PORT));
+    let (client, stranger) = (bed.pod("client"), bed.pod("stranger"));
+    assert_refused(client, bed.pod("server").at(PORT));
+    // What had a verdict has it until the proxy has taken over, which is a moment later.
+    wait_for("the pod's verdicts to be taken back", SOON, || {
+        Ok(!is_answered(stranger, client.at(PORT)))
+    })
+    .unwrap();
+    assert_refused(stranger, client.at(PORT));
 }
 
 #[test]
