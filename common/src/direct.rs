@@ -12,8 +12,8 @@ pub const MAX_DESTINATIONS: u32 = 1 << 17;
 pub const MAX_RANGES: u32 = 4096;
 /// The most direct connections that are open and recorded at once.
 pub const MAX_DIRECT: u32 = 1 << 19;
-/// The bytes of the ring that tells the ends of direct connections: some 6,000 of them.
-pub const EVENTS_LEN: u32 = 1 << 20;
+/// The bytes of the ring that tells the ends of direct connections: some 1,500 of them. The proxy has it mapped twice.
+pub const EVENTS_LEN: u32 = 1 << 18;
 /// The source number of a peer without an identity.
 pub const NOBODY: u32 = 0;
 /// The port that stands for every port without a verdict of its own.
