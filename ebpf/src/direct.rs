@@ -78,13 +78,15 @@ pub fn end(ctx: &SockOpsContext, state: u32) {
             end.state = state;
             end.reserved = 0;
         });
+        // First: whoever hears of the end finds it open no more.
+        let _ = DIRECT.remove(cookie);
         entry.submit(0);
     } else {
+        let _ = DIRECT.remove(cookie);
         count(Counter::LostEnds, 1);
         count(Counter::LostSent, acked);
         count(Counter::LostReceived, received);
     }
-    let _ = DIRECT.remove(cookie);
 }
 
 /// A connect to `server` was refused by a cached verdict, or because there is no such server. `describe` fills in what

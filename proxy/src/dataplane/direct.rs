@@ -6,14 +6,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use adit_common::{Addr, Direct, DirectEnd, DirectKind, HostPort};
+
 use super::Dataplane;
 use super::record::{Author, Connection, End, How, Measured, Party, Path, Peer, Phase, Reporter};
+use super::standing::forbidding_rule;
 use crate::identity::SpiffeId;
 use crate::mesh::{Mesh, Place, Workload};
 use crate::node::LocalPod;
-use crate::policy::{self, Verdict};
 use crate::steer::{Losses, OpenDirect, OpenSocket, SockDiag, SteerError, command, monotonic_ns};
-use adit_common::{Addr, Direct, DirectEnd, DirectKind, HostPort};
 
 /// The kernel's numbers of a socket's states.
 mod state {
@@ -60,11 +61,10 @@ impl DirectConnections {
 
     /// Tells the observer of those that have been opened and are not told of yet.
     pub fn announce(&self) -> Result<(), SteerError> {
-        let open = self.open.all()?;
         let mesh = self.plane.mesh.load();
         let mut state = self.state();
         self.learn_pods(&mut state);
-        for (cookie, direct) in open {
+        for (cookie, direct) in self.open_now(&state)? {
             if !state.announced.contains_key(&cookie)
                 && let Some(connection) = self.connection(&state, &mesh, &direct)
             {
@@ -98,7 +98,7 @@ impl DirectConnections {
                 How::Refused(why_nowhere(&mesh, &connection)),
             ),
             (None, state::REFUSED) => {
-                let rule = forbidding_rule(&mesh, &connection);
+                let rule = own_rule_against(&mesh, &connection);
                 let rule = rule.unwrap_or_else(|| "by a policy that has changed since".to_owned());
                 (Party::Proxy, Phase::Decide, How::Policy(rule))
             }
@@ -128,7 +128,6 @@ impl DirectConnections {
     /// Gives how many there were.
     pub fn enforce(&self) -> Result<usize, SteerError> {
         let mesh = self.plane.mesh.load();
-        let open = self.open.all()?;
         let pods = self.plane.pods.all();
         let by_netns: HashMap<u64, &Arc<LocalPod>> = pods.values().map(|pod| (pod.netns().cookie(), pod)).collect();
         let mut state = self.state();
@@ -136,7 +135,8 @@ impl DirectConnections {
         let mut doomed: HashMap<u64, Vec<OpenSocket>> = HashMap::new();
         let mut count = 0;
         // The kubelet's probes are let through whatever policies say.
-        let under_policy = open
+        let under_policy = self
+            .open_now(&state)?
             .into_iter()
             .filter(|(_, direct)| direct.kind != DirectKind::Probe as u16);
         for (cookie, direct) in under_policy {
@@ -147,7 +147,7 @@ impl DirectConnections {
                     None => continue,
                 },
             };
-            let Some(rule) = forbidding_rule(&mesh, &connection) else {
+            let Some(rule) = own_rule_against(&mesh, &connection) else {
                 continue;
             };
             let (client, server) = ends(&direct);
@@ -189,6 +189,12 @@ impl DirectConnections {
     /// What the kernel could not tell.
     pub fn losses(&self) -> Result<Losses, SteerError> {
         self.open.losses()
+    }
+
+    /// Those that are open. With the state held: the end of one that is among them is told only after that, and finds it
+    /// announced.
+    fn open_now(&self, _: &MutexGuard<'_, State>) -> Result<HashMap<u64, Direct>, SteerError> {
+        self.open.all()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -267,23 +273,13 @@ fn why_nowhere(mesh: &Mesh, connection: &Connection) -> String {
 }
 
 /// The rule by which the connection's destination, if it is an enrolled pod of this node, refuses it.
-fn forbidding_rule(mesh: &Mesh, connection: &Connection) -> Option<String> {
+fn own_rule_against(mesh: &Mesh, connection: &Connection) -> Option<String> {
     let destination = &connection.destination;
     let workload = destination.workload.as_ref()?;
-    let to = destination.addr?;
     // Towards others it is not for this node to decide.
     destination.identity.as_ref()?;
-    let request = policy::Request {
-        source: connection.source.identity.as_ref(),
-        source_ip: connection.source.addr.map_or(to.ip(), |from| from.ip()),
-        destination_ip: to.ip(),
-        destination_port: to.port(),
-    };
     let current = mesh.workload_by_uid(&workload.uid).unwrap_or(workload);
-    match policy::evaluate(mesh.policies(), current, &request).verdict {
-        Verdict::Allow { .. } => None,
-        Verdict::Deny { rule } => Some(rule.to_string()),
-    }
+    forbidding_rule(mesh, current, connection)
 }
 
 fn socket(addr: Addr, port: HostPort) -> SocketAddr {

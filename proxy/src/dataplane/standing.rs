@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::record::Connection;
-use crate::mesh::{Mesh, MeshHandle};
+use crate::mesh::{Mesh, MeshHandle, Workload};
 use crate::policy::{self, Verdict};
 use crate::relay::Breaker;
 
@@ -74,12 +74,17 @@ impl Permitted {
 /// By which rule the mesh forbids the connection. One whose destination is not in the mesh any more ends with that's
 /// enrolment.
 fn forbidden(mesh: &Mesh, connection: &Connection) -> Option<String> {
-    let (from, to) = (connection.source.addr?, connection.destination.addr?);
     let known = connection.destination.workload.as_ref()?;
-    let destination = mesh.workload_by_uid(&known.uid)?;
+    forbidding_rule(mesh, mesh.workload_by_uid(&known.uid)?, connection)
+}
+
+/// By which rule `destination`, as it is now, refuses the connection. Where the client's address is not known, as before
+/// the kernel has given it one, no rule that goes by it can have decided.
+pub(super) fn forbidding_rule(mesh: &Mesh, destination: &Workload, connection: &Connection) -> Option<String> {
+    let to = connection.destination.addr?;
     let request = policy::Request {
         source: connection.source.identity.as_ref(),
-        source_ip: from.ip(),
+        source_ip: connection.source.addr.unwrap_or(to).ip(),
         destination_ip: to.ip(),
         destination_port: to.port(),
     };
