@@ -45,11 +45,14 @@ pub(super) struct Kept {
 impl Kept {
     /// Gives whether some pod has to be tried again.
     fn reconcile(&mut self, mesh: &Mesh) -> bool {
-        // What policies forbid by now first; then, with the pods that are there, once more.
+        // What policies forbid by now first; then, where pods have come or gone, once more.
+        let pods = self.pods.all();
         self.publish(mesh);
         self.enforce();
         let retry = self.enrolment.reconcile(mesh);
-        self.publish(mesh);
+        if !Arc::ptr_eq(&pods, &self.pods.all()) {
+            self.publish(mesh);
+        }
         self.telemetry.forget_missing(mesh.workloads(), Instant::now());
         retry
     }
