@@ -5,6 +5,7 @@ use std::os::fd::AsFd as _;
 
 use adit_common::{AddrKey, Pod};
 
+use super::error::at;
 use super::pins::Pins;
 use super::pod::{HeldPod, HeldPods};
 use super::{Maps, SteerError, Steering, sys};
@@ -12,10 +13,7 @@ use super::{Maps, SteerError, Steering, sys};
 impl HeldPods {
     /// Learns from the maps and pins which pods are steered. They stay so until they are claimed or swept.
     pub(super) fn adopted(maps: &Maps, pins: Option<&Pins>) -> Result<Self, SteerError> {
-        let at = |error| SteerError::Map {
-            doing: "reading the pods that are enrolled already",
-            error,
-        };
+        let at = at("reading the pods that are enrolled already");
         let Some(pins) = pins else {
             return Ok(Self::default());
         };

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
+use super::error::at;
 use super::kubelet::Kubelet;
 use super::object::{Object, ProgramSpec};
 use super::pins::Pins;
@@ -174,10 +175,7 @@ impl CgroupPrograms {
 
     fn last_id(&self) -> Result<u32, SteerError> {
         let (_, last) = self.loaded.last().ok_or(SteerError::Missing("its programs"))?;
-        sys::object_id(last.as_fd()).map_err(|error| SteerError::Map {
-            doing: "asking for a program's number",
-            error,
-        })
+        sys::object_id(last.as_fd()).map_err(at("asking for a program's number"))
     }
 }
 

@@ -5,12 +5,13 @@ use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use adit_common::{COUNTERS, Counter, Direct, DirectEnd};
-use aya::maps::{Map, MapData, RingBuf};
+use adit_common::{Counter, Direct, DirectEnd};
+use aya::maps::{MapData, RingBuf};
 use tokio::io::unix::AsyncFd;
 use tokio::time::sleep;
 
-use super::{Maps, SteerError, sys};
+use super::error::at;
+use super::{Maps, SteerError, ring, sys};
 
 /// How long ends are gathered before they are told: a wake-up for each would cost more than the connection.
 const GATHER: Duration = Duration::from_millis(10);
@@ -41,29 +42,16 @@ impl OpenDirect {
 
     /// All of them, by their sockets' cookies.
     pub fn all(&self) -> Result<HashMap<u64, Direct>, SteerError> {
-        sys::changing_entries(self.maps.direct.as_fd()).map_err(|error| SteerError::Map {
-            doing: "reading direct connections",
-            error,
-        })
+        sys::changing_entries(self.maps.direct.as_fd()).map_err(at("reading direct connections"))
     }
 
     /// What could not be told.
     pub fn losses(&self) -> Result<Losses, SteerError> {
-        let mut values = [0; COUNTERS as usize];
-        for (index, value) in values.iter_mut().enumerate() {
-            *value = sys::get_per_cpu(self.maps.counters.as_fd(), index as u32)
-                .map_err(|error| SteerError::Map {
-                    doing: "reading counters",
-                    error,
-                })?
-                .into_iter()
-                .sum();
-        }
         Ok(Losses {
-            ends: values[Counter::LostEnds as usize],
-            sent: values[Counter::LostSent as usize],
-            received: values[Counter::LostReceived as usize],
-            unrecorded: values[Counter::Unrecorded as usize],
+            ends: self.maps.counted(Counter::LostEnds)?,
+            sent: self.maps.counted(Counter::LostSent)?,
+            received: self.maps.counted(Counter::LostReceived)?,
+            unrecorded: self.maps.counted(Counter::Unrecorded)?,
         })
     }
 }
@@ -73,15 +61,7 @@ pub struct DirectEnds(RingBuf<MapData>);
 
 impl DirectEnds {
     pub(super) fn of(maps: &Maps) -> Result<Self, SteerError> {
-        let failed = |error: &dyn std::fmt::Display| SteerError::Map {
-            doing: "opening the ring of events",
-            error: std::io::Error::other(error.to_string()),
-        };
-        let ring = maps.events.try_clone().map_err(|error| failed(&error))?;
-        let map = MapData::from_fd(ring).map_err(|error| failed(&error))?;
-        Ok(Self(
-            RingBuf::try_from(Map::RingBuf(map)).map_err(|error| failed(&error))?,
-        ))
+        ring::open(&maps.events, "opening the ring of events").map(Self)
     }
 
     /// Tells each end to `tell`, for good, in batches.

@@ -137,6 +137,11 @@ pub enum SteerError {
     SelfTest(String),
 }
 
+/// What makes an error of the kernel's one of a map, by what was tried on it.
+pub(super) fn at(doing: &'static str) -> impl Fn(io::Error) -> SteerError + Copy {
+    move |error| SteerError::Map { doing, error }
+}
+
 /// The end of the verifier's log, which tells the reason.
 fn last_lines(log: &str) -> String {
     let lines: Vec<&str> = log.lines().collect();

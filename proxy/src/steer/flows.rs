@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use adit_common::{Flow, FlowKey, HostPort};
 
+use super::error::at;
 use super::{SteerError, sys};
 
 /// Where a captured connection was going, and who dialled.
@@ -39,10 +40,8 @@ impl Flows {
     /// None: nobody captured such a connection; somebody dialled the listener itself.
     pub fn take(&self, netns: u64, client: SocketAddr, server_port: u16) -> Result<Option<OriginalDst>, SteerError> {
         let key = key(netns, client, server_port);
-        let flow: Option<Flow> = sys::take(self.map.as_fd(), &key).map_err(|error| SteerError::Map {
-            doing: "taking a captured connection's entry",
-            error,
-        })?;
+        let flow: Option<Flow> =
+            sys::take(self.map.as_fd(), &key).map_err(at("taking a captured connection's entry"))?;
         Ok(flow.map(|flow| OriginalDst {
             addr: SocketAddr::new(flow.addr.into(), flow.port.0),
             endpoint: (!flow.endpoint.addr.is_none())
@@ -85,10 +84,8 @@ impl Clients {
             port: HostPort(client.port()),
             ..Flow::default()
         };
-        sys::update(self.map.as_fd(), &key(netns, local, server_port), &flow, 0).map_err(|error| SteerError::Map {
-            doing: "telling an application's true client",
-            error,
-        })
+        sys::update(self.map.as_fd(), &key(netns, local, server_port), &flow, 0)
+            .map_err(at("telling an application's true client"))
     }
 
     /// As [`Flows::sweep`]: connections that stood, but that no application's socket was made for.
@@ -105,10 +102,7 @@ impl Clients {
 
 /// Removes entries that `seen` has already, and makes that what there is now.
 fn sweep(map: BorrowedFd<'_>, seen: &mut HashSet<FlowKey>) -> Result<usize, SteerError> {
-    let at = |error| SteerError::Map {
-        doing: "sweeping connections that nobody took",
-        error,
-    };
+    let at = at("sweeping connections that nobody took");
     let mut now = HashSet::new();
     let mut key: Option<FlowKey> = sys::next_key(map, None).map_err(at)?;
     while let Some(last) = key {

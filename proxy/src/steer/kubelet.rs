@@ -6,20 +6,16 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use adit_common::{COMMAND_LEN, Config};
-use aya_obj::generated::{bpf_attach_type, bpf_prog_type};
+use aya_obj::generated::bpf_attach_type;
 
 use super::attach::CgroupPrograms;
 use super::object::{Object, ProgramSpec};
 use super::pins::Pins;
-use super::{Maps, SteerError, cgroup_id, sock_addr, sys};
+use super::{Maps, SteerError, cgroup_id, sock_addr, sock_ops, sys};
 
 /// In the order in which they are attached. They need no order among themselves: what one has not noted is a stranger's.
 const PROGRAMS: [ProgramSpec; 3] = [
-    ProgramSpec {
-        name: "adit_kubelet",
-        kind: bpf_prog_type::BPF_PROG_TYPE_SOCK_OPS,
-        attach: bpf_attach_type::BPF_CGROUP_SOCK_OPS,
-    },
+    sock_ops("adit_kubelet"),
     sock_addr("adit_kubelet4", bpf_attach_type::BPF_CGROUP_INET4_CONNECT),
     sock_addr("adit_kubelet6", bpf_attach_type::BPF_CGROUP_INET6_CONNECT),
 ];

@@ -19,6 +19,7 @@ mod pod;
 mod probe;
 mod proxies;
 mod repair;
+mod ring;
 mod services;
 mod startup;
 mod sys;
@@ -29,7 +30,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use adit_common::Config;
+use adit_common::{Config, Counter};
 use aya_obj::generated::{bpf_attach_type, bpf_prog_type};
 
 pub use attach::Prepared;
@@ -49,6 +50,7 @@ pub use sys::monotonic_ns;
 pub use verdicts::{VerdictMaps, range};
 
 use attach::CgroupPrograms;
+use error::at;
 use kubelet::Kubelet;
 use object::{Object, ProgramSpec, Template};
 use pins::Pins;
@@ -58,11 +60,7 @@ use verdicts::SourceNumbers;
 /// The cgroup programs, in the order in which they are attached: what a capture needs is there before anything is
 /// captured.
 const CGROUP_PROGRAMS: [ProgramSpec; 5] = [
-    ProgramSpec {
-        name: "adit_sock_ops",
-        kind: bpf_prog_type::BPF_PROG_TYPE_SOCK_OPS,
-        attach: bpf_attach_type::BPF_CGROUP_SOCK_OPS,
-    },
+    sock_ops("adit_sock_ops"),
     sock_addr("adit_getpeername4", bpf_attach_type::BPF_CGROUP_INET4_GETPEERNAME),
     sock_addr("adit_getpeername6", bpf_attach_type::BPF_CGROUP_INET6_GETPEERNAME),
     sock_addr("adit_connect4", bpf_attach_type::BPF_CGROUP_INET4_CONNECT),
@@ -75,6 +73,14 @@ const SK_LOOKUP: ProgramSpec = ProgramSpec {
     kind: bpf_prog_type::BPF_PROG_TYPE_SK_LOOKUP,
     attach: bpf_attach_type::BPF_SK_LOOKUP,
 };
+
+const fn sock_ops(name: &'static str) -> ProgramSpec {
+    ProgramSpec {
+        name,
+        kind: bpf_prog_type::BPF_PROG_TYPE_SOCK_OPS,
+        attach: bpf_attach_type::BPF_CGROUP_SOCK_OPS,
+    }
+}
 
 const fn sock_addr(name: &'static str, attach: bpf_attach_type) -> ProgramSpec {
     ProgramSpec {
@@ -216,12 +222,15 @@ impl Maps {
         })
     }
 
+    /// A counter of the kernel programs, over all CPUs.
+    fn counted(&self, counter: Counter) -> Result<u64, SteerError> {
+        let values = sys::get_per_cpu(self.counters.as_fd(), counter as u32).map_err(at("reading counters"))?;
+        Ok(values.into_iter().sum())
+    }
+
     /// Changes what the programs are told by the settings.
     fn change_config(&self, change: impl FnOnce(&mut Config)) -> Result<(), SteerError> {
-        let at = |error| SteerError::Map {
-            doing: "telling the programs the settings",
-            error,
-        };
+        let at = at("telling the programs the settings");
         let mut config: Config = sys::get(self.config.as_fd(), &0_u32).map_err(at)?.unwrap_or_default();
         change(&mut config);
         sys::update(self.config.as_fd(), &0_u32, &config, 0).map_err(at)

@@ -12,6 +12,7 @@ use aya_obj::btf::BtfFeatures;
 use aya_obj::generated::{bpf_attach_type, bpf_insn, bpf_map_type, bpf_prog_type};
 use aya_obj::{EbpfSectionKind, Map};
 
+use super::error::at;
 use super::pins::Pins;
 use super::{LogScope, SteerError, probe, sys};
 
@@ -52,10 +53,7 @@ impl Object {
         }
         let btf = parsed.fixup_and_sanitize_btf(&BTF).map_err(bad)?;
         let btf = btf.ok_or(SteerError::Missing("its type information"))?.to_bytes();
-        let btf = sys::load_btf(&btf).map_err(|error| SteerError::Map {
-            doing: "telling the kernel the maps' types",
-            error,
-        })?;
+        let btf = sys::load_btf(&btf).map_err(at("telling the kernel the maps' types"))?;
         let mut maps = HashMap::new();
         for (name, map) in &parsed.maps {
             maps.insert(name.clone(), create(name, map, Some(btf.as_fd()), pins)?);
@@ -73,10 +71,7 @@ impl Object {
     /// Another descriptor of a map.
     pub(super) fn map(&self, name: &'static str) -> Result<OwnedFd, SteerError> {
         let map = self.maps.get(name).ok_or(SteerError::Missing(name))?;
-        map.try_clone().map_err(|error| SteerError::Map {
-            doing: "duplicating a map's descriptor",
-            error,
-        })
+        map.try_clone().map_err(at("duplicating a map's descriptor"))
     }
 
     /// Loads a program.

@@ -7,6 +7,7 @@ use std::sync::{MutexGuard, PoisonError};
 
 use adit_common::{Addr, AddrKey, Destination, Listener, MAX_PODS, NOBODY, Pod, PodFlags, listener_index};
 
+use super::error::at;
 use super::{SK_LOOKUP, SteerError, Steering, sys};
 use crate::identity::SpiffeId;
 
@@ -103,7 +104,6 @@ impl Steering {
 
     fn put_pod(&self, pod: &PodSteering<'_>, held: &mut HeldPod) -> Result<PodPlace, SteerError> {
         let maps = &self.maps;
-        let at = |doing| move |error| SteerError::Map { doing, error };
         let slot = held.entry.slot;
         let mut flags = PodFlags::default();
         if self.log.covers(pod.namespace, pod.name) {
@@ -268,9 +268,7 @@ impl HeldPod {
             claimed: true,
         }
     }
-}
 
-impl HeldPod {
     /// All addresses that the kernel has been told of.
     fn addresses(&self) -> impl Iterator<Item = Addr> {
         let first = [self.entry.v4, self.entry.v6]

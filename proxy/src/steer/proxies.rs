@@ -6,26 +6,21 @@ use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd};
 
 use super::cgroup::{mount_point, own_cgroup_id};
+use super::error::at;
 use super::{Maps, SteerError, Steering, sys};
 
 impl Maps {
     /// Enters this process's cgroup.
     pub(super) fn enter_own_cgroup(&self) -> Result<(), SteerError> {
         let own = own_cgroup_id()?;
-        sys::update(self.proxies.as_fd(), &own, &1_u8, 0).map_err(|error| SteerError::Map {
-            doing: "entering the proxy's own cgroup",
-            error,
-        })
+        sys::update(self.proxies.as_fd(), &own, &1_u8, 0).map_err(at("entering the proxy's own cgroup"))
     }
 }
 
 impl Steering {
     /// Removes the cgroups that are gone.
     pub fn sweep_proxies(&self) -> Result<usize, SteerError> {
-        let at = |error| SteerError::Map {
-            doing: "sweeping the cgroups of proxies that are gone",
-            error,
-        };
+        let at = at("sweeping the cgroups of proxies that are gone");
         let map = self.maps.proxies.as_fd();
         let mount = File::open(mount_point()?).map_err(at)?;
         let mut gone = Vec::new();

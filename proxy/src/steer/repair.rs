@@ -5,6 +5,7 @@ use std::sync::PoisonError;
 
 use adit_common::Pod;
 
+use super::error::at;
 use super::{SteerError, Steering, sys};
 
 /// What was not as it should be.
@@ -43,10 +44,7 @@ impl Steering {
         drop(links);
         let pods = self.held_pods();
         for (cookie, pod) in pods.by_cookie.iter().filter(|(_, pod)| pod.claimed) {
-            let entry: Option<Pod> = sys::get(self.maps.pods.as_fd(), cookie).map_err(|error| SteerError::Map {
-                doing: "looking for a pod",
-                error,
-            })?;
+            let entry: Option<Pod> = sys::get(self.maps.pods.as_fd(), cookie).map_err(at("looking for a pod"))?;
             let link = pod.lookup.as_ref();
             let attached = link.is_some_and(|link| {
                 sys::link_info(link.as_fd()).is_ok_and(|info| info.netns != 0 && info.program == pod.program)

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use adit_common::{Endpoint, EndpointKey, EndpointList, ServiceKey};
 
-use super::verdicts::at;
+use super::error::at;
 use super::{Maps, SteerError, sys};
 
 /// The maps of services and endpoints.

@@ -1,13 +1,13 @@
 //! Which network namespaces are known not to be in the mesh, and what becomes of connects in those not known at all.
 
-use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
 use std::sync::Arc;
 
 use adit_common::{Config, Counter, Pod, Stranger};
-use aya::maps::{Map, MapData, RingBuf};
+use aya::maps::{MapData, RingBuf};
 
-use super::{Maps, SteerError, sys};
+use super::error::at;
+use super::{Maps, SteerError, ring, sys};
 
 pub use adit_common::Startup;
 
@@ -72,28 +72,16 @@ impl Namespaces {
 
     /// What was refused and what passed.
     pub fn counts(&self) -> Result<StartupCounts, SteerError> {
-        let count = |counter| {
-            let values =
-                sys::get_per_cpu(self.maps.counters.as_fd(), counter as u32).map_err(at("reading counters"))?;
-            Ok(values.into_iter().sum())
-        };
         Ok(StartupCounts {
-            refused: count(Counter::StartupRefused)?,
-            passed: count(Counter::StartupPassed)?,
+            refused: self.maps.counted(Counter::StartupRefused)?,
+            passed: self.maps.counted(Counter::StartupPassed)?,
         })
     }
 
     /// The ring that tells of connects in namespaces that nobody has looked at. One reader only.
     pub fn strangers(&self) -> Result<Strangers, SteerError> {
-        let failed = |error: &dyn std::fmt::Display| SteerError::Map {
-            doing: "opening the ring of connects in unknown namespaces",
-            error: io::Error::other(error.to_string()),
-        };
-        let ring = self.maps.strangers.try_clone().map_err(|error| failed(&error))?;
-        let map = MapData::from_fd(ring).map_err(|error| failed(&error))?;
-        Ok(Strangers(
-            RingBuf::try_from(Map::RingBuf(map)).map_err(|error| failed(&error))?,
-        ))
+        let doing = "opening the ring of connects in unknown namespaces";
+        ring::open(&self.maps.strangers, doing).map(Strangers)
     }
 }
 
@@ -113,8 +101,4 @@ impl AsFd for Strangers {
         // SAFETY: the ring owns the descriptor, and is borrowed as long.
         unsafe { BorrowedFd::borrow_raw(self.0.as_raw_fd()) }
     }
-}
-
-fn at(doing: &'static str) -> impl Fn(io::Error) -> SteerError {
-    move |error| SteerError::Map { doing, error }
 }

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use adit_common::{Addr, Cached, Destination, NOBODY, Range, Verdict, VerdictKey};
 use ipnet::IpNet;
 
+use super::error::at;
 use super::{Maps, SteerError, sys};
 use crate::identity::SpiffeId;
 
@@ -111,10 +112,6 @@ impl SourceNumbers {
         }
         number
     }
-}
-
-pub(super) fn at(doing: &'static str) -> impl Fn(std::io::Error) -> SteerError {
-    move |error| SteerError::Map { doing, error }
 }
 
 #[cfg(test)]
