@@ -94,19 +94,14 @@ impl CaCall {
 /// Makes a key and a certificate signing request for `identity` with OpenSSL. The key is thrown away.
 pub fn csr(identity: &str) -> anyhow::Result<String> {
     let names = format!("subjectAltName=critical,URI:{identity}");
+    openssl_req(&["-new", "-subj", "/", "-keyout", "/dev/null", "-addext", &names])
+}
+
+/// `openssl req` with a new key, and what it says on standard output.
+pub fn openssl_req(arguments: &[&str]) -> anyhow::Result<String> {
     let output = Command::new("openssl")
-        .args([
-            "req",
-            "-new",
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:P-256",
-            "-nodes",
-            "-subj",
-            "/",
-        ])
-        .args(["-keyout", "/dev/null", "-addext", &names])
+        .args(["req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"])
+        .args(arguments)
         .stdin(Stdio::null())
         .output()
         .context("start openssl")?;

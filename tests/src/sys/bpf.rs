@@ -64,9 +64,7 @@ pub(crate) struct ProgramTime {
 
 /// Makes the kernel count the runs of all programs on the machine, until the result is dropped.
 pub(crate) fn count_program_time() -> io::Result<OwnedFd> {
-    let fd = bpf(BPF_ENABLE_STATS, &mut BPF_STATS_RUN_TIME.clone())?;
-    // SAFETY: the descriptor was just made and belongs to nobody else.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    bpf(BPF_ENABLE_STATS, &mut BPF_STATS_RUN_TIME.clone()).map(descriptor)
 }
 
 /// The ids of the programs of a kind (`enum bpf_attach_type`) that are attached right to a cgroup or network namespace.
@@ -88,9 +86,7 @@ pub(crate) fn attached_programs(target: &impl AsFd, attach_type: u32) -> io::Res
 
 /// The counters of the program with this id.
 pub(crate) fn program_time(id: u32) -> io::Result<ProgramTime> {
-    let fd = bpf(BPF_PROG_GET_FD_BY_ID, &mut [id, 0, 0])?;
-    // SAFETY: the descriptor was just made and belongs to nobody else.
-    let program = unsafe { OwnedFd::from_raw_fd(fd) };
+    let program = descriptor(bpf(BPF_PROG_GET_FD_BY_ID, &mut [id, 0, 0])?);
     let mut info = ProgramInfo {
         before_name: [0; 8],
         name: [0; 16],
@@ -126,13 +122,11 @@ pub fn detach_pinned_link(path: &Path) -> io::Result<()> {
         fd: 0,
         flags: 0,
     };
-    let fd = bpf(BPF_OBJ_GET, &mut get)?;
-    // SAFETY: a descriptor that the kernel has just made for us.
-    let link = unsafe { OwnedFd::from_raw_fd(fd) };
+    let link = descriptor(bpf(BPF_OBJ_GET, &mut get)?);
     bpf(BPF_LINK_DETACH, &mut (link.as_raw_fd() as u32)).map(drop)
 }
 
-fn bpf<T>(command: libc::c_int, attr: &mut T) -> io::Result<RawFd> {
+pub(super) fn bpf<T>(command: libc::c_int, attr: &mut T) -> io::Result<RawFd> {
     // SAFETY: `attr` is a prefix of `union bpf_attr` that the command reads, of the size given; what it points to
     // lives through the call and has the length that it names.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attr), size_of::<T>()) };
@@ -140,4 +134,10 @@ fn bpf<T>(command: libc::c_int, attr: &mut T) -> io::Result<RawFd> {
         return Err(io::Error::last_os_error());
     }
     RawFd::try_from(result).map_err(io::Error::other)
+}
+
+/// The descriptor that a call has just made, or handed over.
+pub(super) fn descriptor(number: RawFd) -> OwnedFd {
+    // SAFETY: it belongs to nobody else yet.
+    unsafe { OwnedFd::from_raw_fd(number) }
 }

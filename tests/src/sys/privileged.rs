@@ -1,9 +1,14 @@
 //! What a pod with privileges may try: capabilities, BPF programs on its own cgroup, sockets from elsewhere.
 
 use std::fs::File;
-use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
+
+use nix::cmsg_space;
+use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+
+use super::bpf::{bpf, descriptor};
 
 const CAPABILITY_VERSION_3: u32 = 0x2008_0522;
 
@@ -39,29 +44,6 @@ const BPF_CGROUP_INET4_CONNECT: u32 = 10;
 /// The largest part of `union bpf_attr` used here.
 type Attributes = [u32; 32];
 
-fn bpf(command: libc::c_int, attributes: &mut Attributes) -> io::Result<i64> {
-    // SAFETY: the kernel reads and writes at most so many bytes; pointers among them are the caller's to keep alive.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_bpf,
-            command,
-            attributes.as_mut_ptr(),
-            size_of::<Attributes>() as libc::c_uint,
-        )
-    };
-    if result < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(result)
-    }
-}
-
-fn descriptor(number: i64) -> io::Result<OwnedFd> {
-    let number = i32::try_from(number).map_err(io::Error::other)?;
-    // SAFETY: the descriptor was just made and belongs to nobody else.
-    Ok(unsafe { OwnedFd::from_raw_fd(number) })
-}
-
 fn set_pointer(attributes: &mut Attributes, word: usize, pointer: *const u8) {
     let address = pointer as u64;
     attributes[word] = address as u32;
@@ -73,19 +55,19 @@ pub fn load_allow_all() -> io::Result<OwnedFd> {
     // r0 = 1; exit
     let code: [u64; 2] = [0x0000_0001_0000_00b7, 0x95];
     let licence = c"GPL";
-    let mut attributes = [0; 32];
+    let mut attributes: Attributes = [0; 32];
     attributes[0] = BPF_PROG_TYPE_CGROUP_SOCK_ADDR;
     attributes[1] = code.len() as u32;
     set_pointer(&mut attributes, 2, code.as_ptr().cast());
     set_pointer(&mut attributes, 4, licence.as_ptr().cast());
     // expected_attach_type, at byte 68
     attributes[17] = BPF_CGROUP_INET4_CONNECT;
-    descriptor(bpf(BPF_PROG_LOAD, &mut attributes)?)
+    bpf(BPF_PROG_LOAD, &mut attributes).map(descriptor)
 }
 
 /// Attaches a `connect4` program to the cgroup by the old call, with these flags.
 pub fn attach_connect4(cgroup: &File, program: &OwnedFd, flags: u32) -> io::Result<()> {
-    let mut attributes = [0; 32];
+    let mut attributes: Attributes = [0; 32];
     attributes[0] = cgroup.as_raw_fd() as u32;
     attributes[1] = program.as_raw_fd() as u32;
     attributes[2] = BPF_CGROUP_INET4_CONNECT;
@@ -95,7 +77,7 @@ pub fn attach_connect4(cgroup: &File, program: &OwnedFd, flags: u32) -> io::Resu
 
 /// Detaches a `connect4` program from the cgroup: this one, or whichever is there.
 pub fn detach_connect4(cgroup: &File, program: Option<&OwnedFd>) -> io::Result<()> {
-    let mut attributes = [0; 32];
+    let mut attributes: Attributes = [0; 32];
     attributes[0] = cgroup.as_raw_fd() as u32;
     attributes[1] = program.map_or(0, |program| program.as_raw_fd() as u32);
     attributes[2] = BPF_CGROUP_INET4_CONNECT;
@@ -104,73 +86,32 @@ pub fn detach_connect4(cgroup: &File, program: Option<&OwnedFd>) -> io::Result<(
 
 /// Opens some link of the host, as who wants to detach it must.
 pub fn open_some_link() -> io::Result<OwnedFd> {
-    let mut attributes = [0; 32];
+    let mut attributes: Attributes = [0; 32];
     bpf(BPF_LINK_GET_NEXT_ID, &mut attributes)?;
-    let mut by_id = [0; 32];
+    let mut by_id: Attributes = [0; 32];
     by_id[0] = attributes[1];
-    descriptor(bpf(BPF_LINK_GET_FD_BY_ID, &mut by_id)?)
+    bpf(BPF_LINK_GET_FD_BY_ID, &mut by_id).map(descriptor)
 }
-
-#[repr(C, align(8))]
-struct Control([u8; 24]);
 
 /// Passes a descriptor to the other end (`SCM_RIGHTS`).
 pub fn pass_socket(over: &UnixStream, socket: &impl AsFd) -> io::Result<()> {
-    let mut byte = [1u8];
-    let mut part = libc::iovec {
-        iov_base: byte.as_mut_ptr().cast(),
-        iov_len: 1,
-    };
-    let mut control = Control([0; 24]);
-    // SAFETY: all-zero bytes are a valid msghdr.
-    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    message.msg_iov = &raw mut part;
-    message.msg_iovlen = 1;
-    message.msg_control = (&raw mut control).cast();
-    // SAFETY: CMSG_SPACE and CMSG_LEN compute; CMSG_FIRSTHDR points into `control`, which holds one descriptor's head
-    // and value and is aligned for it.
-    unsafe {
-        message.msg_controllen = libc::CMSG_SPACE(4) as usize;
-        let head = libc::CMSG_FIRSTHDR(&raw const message);
-        (*head).cmsg_level = libc::SOL_SOCKET;
-        (*head).cmsg_type = libc::SCM_RIGHTS;
-        (*head).cmsg_len = libc::CMSG_LEN(4) as usize;
-        libc::CMSG_DATA(head).cast::<i32>().write(socket.as_fd().as_raw_fd());
-    }
-    // SAFETY: the message's parts outlive the call.
-    let sent = unsafe { libc::sendmsg(over.as_raw_fd(), &raw const message, 0) };
-    if sent == 1 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    let descriptors = [socket.as_fd().as_raw_fd()];
+    let rights = [ControlMessage::ScmRights(&descriptors)];
+    let part = [IoSlice::new(&[1])];
+    sendmsg::<()>(over.as_raw_fd(), &part, &rights, MsgFlags::empty(), None)?;
+    Ok(())
 }
 
 /// Takes a descriptor that the other end passes.
 pub fn take_socket(over: &UnixStream) -> io::Result<OwnedFd> {
-    let mut byte = [0u8];
-    let mut part = libc::iovec {
-        iov_base: byte.as_mut_ptr().cast(),
-        iov_len: 1,
-    };
-    let mut control = Control([0; 24]);
-    // SAFETY: all-zero bytes are a valid msghdr.
-    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    message.msg_iov = &raw mut part;
-    message.msg_iovlen = 1;
-    message.msg_control = (&raw mut control).cast();
-    message.msg_controllen = size_of::<Control>();
-    // SAFETY: the message's parts outlive the call.
-    let received = unsafe { libc::recvmsg(over.as_raw_fd(), &raw mut message, 0) };
-    if received < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel has filled in the control data, within `control`, or set its length to zero.
-    unsafe {
-        let head = libc::CMSG_FIRSTHDR(&raw const message);
-        if head.is_null() || (*head).cmsg_type != libc::SCM_RIGHTS {
-            return Err(io::Error::other("no descriptor came"));
-        }
-        Ok(OwnedFd::from_raw_fd(libc::CMSG_DATA(head).cast::<i32>().read()))
-    }
+    let mut byte = [0];
+    let mut part = [IoSliceMut::new(&mut byte)];
+    let mut room = cmsg_space!(RawFd);
+    let message = recvmsg::<()>(over.as_raw_fd(), &mut part, Some(&mut room), MsgFlags::empty())?;
+    let passed = message.cmsgs()?.find_map(|control| match control {
+        ControlMessageOwned::ScmRights(descriptors) => descriptors.first().copied(),
+        _ => None,
+    });
+    let passed = passed.ok_or_else(|| io::Error::other("no descriptor came"))?;
+    Ok(descriptor(passed))
 }

@@ -1,9 +1,9 @@
 //! The CA is down, hangs, or is not the one it should be.
 
-use std::process::Command;
 use std::time::Duration;
 
 use adit_tests::bed::{AccessLine, Bed, wait_for};
+use adit_tests::ca_call::openssl_req;
 use adit_tests::net;
 use nix::sys::signal::Signal;
 
@@ -106,23 +106,17 @@ fn a_ca_that_the_proxies_have_no_reason_to_trust_is_not_believed() {
     bed.start_ca().unwrap();
     bed.introduce_ca().unwrap();
     // The proxies are told to trust somebody else.
-    let made = Command::new("openssl")
-        .args([
-            "req",
-            "-x509",
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:P-256",
-            "-nodes",
-            "-days",
-            "2",
-        ])
-        .args(["-subj", "/CN=somebody else", "-keyout", "/dev/null", "-out"])
-        .arg(bed.trust_file())
-        .output()
-        .unwrap();
-    assert!(made.status.success(), "{made:?}");
+    let root = openssl_req(&[
+        "-x509",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=somebody else",
+        "-keyout",
+        "/dev/null",
+    ])
+    .unwrap();
+    std::fs::write(bed.trust_file(), root).unwrap();
     bed.nodes().iter().for_each(|node| node.launch().unwrap());
     wait_until_captured(&bed);
     assert_no_identity(&bed);

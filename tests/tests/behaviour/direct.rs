@@ -6,7 +6,7 @@ use std::net::{Shutdown, SocketAddr};
 use adit_tests::bed::{AccessLine, Bed, Pod, PodSpec, wait_for};
 use adit_tests::net::{self, Ending};
 
-use crate::world::{LONG, PORT, SOON, ask, assert_refused, canonical, echo, source_line, world};
+use crate::world::{BY_ADDRESS, LONG, PORT, SOON, ask, assert_refused, canonical, echo, source_line, world};
 
 /// Forbids the neighbour what comes from the client, and asks nobody.
 const NO_CLIENT: &str = "
@@ -17,17 +17,6 @@ const NO_CLIENT: &str = "
     rules:
       - from:
           - principals: [cluster.local/ns/shop/sa/client]
-";
-
-/// Depends on addresses, which the kernel's verdicts do not know.
-const BY_ADDRESS: &str = "
-    name: by-address
-    namespace: shop
-    scope: namespace
-    action: deny
-    rules:
-      - from:
-          - ipBlocks: [192.0.2.0/24]
 ";
 
 fn line_of(bed: &Bed, node: &str, local: SocketAddr) -> AccessLine {

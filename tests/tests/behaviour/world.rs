@@ -15,6 +15,17 @@ pub(crate) const LONG: Duration = Duration::from_secs(20);
 /// The port of most servers.
 pub(crate) const PORT: u16 = 8080;
 
+/// Depends on addresses, so that the proxy decides on each connection, and carries it, and not the kernel.
+pub(crate) const BY_ADDRESS: &str = "
+    name: by-address
+    namespace: shop
+    scope: namespace
+    action: deny
+    rules:
+      - from:
+          - ipBlocks: [192.0.2.0/24]
+";
+
 /// Two nodes. On n1 `client` and `neighbour`, on n2 `server`, each with an account of its own in namespace `shop`; on n2
 /// `outsider`, a workload outside the mesh.
 pub(crate) fn world(name: &str) -> BedBuilder {

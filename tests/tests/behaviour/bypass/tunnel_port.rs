@@ -1,8 +1,7 @@
 //! The tunnels' port, dialled by somebody with a TLS client of his own.
 
-use std::process::Command;
-
 use adit_tests::bed::{AccessLine, Bed, Pod};
+use adit_tests::ca_call::openssl_req;
 use adit_tests::net;
 
 use super::{line_in_own_name, lines_about};
@@ -23,31 +22,8 @@ fn shake_hands(from: &Pod, to: &Pod, certificate: Option<&str>) -> String {
 /// A certificate that says it is this identity, by an authority of the caller's own.
 fn forged(bed: &Bed, identity: &str) -> String {
     let path = bed.dir().join("forged.pem").display().to_string();
-    let output = Command::new("openssl")
-        .args([
-            "req",
-            "-x509",
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:P-256",
-            "-nodes",
-        ])
-        .args([
-            "-subj",
-            "/",
-            "-days",
-            "1",
-            "-keyout",
-            &path,
-            "-out",
-            &format!("{path}.crt"),
-        ])
-        .args(["-addext", &format!("subjectAltName=critical,URI:{identity}")])
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{output:?}");
-    let certificate = std::fs::read_to_string(format!("{path}.crt")).unwrap();
+    let names = format!("subjectAltName=critical,URI:{identity}");
+    let certificate = openssl_req(&["-x509", "-subj", "/", "-days", "1", "-keyout", &path, "-addext", &names]).unwrap();
     let key = std::fs::read_to_string(&path).unwrap();
     std::fs::write(&path, key + &certificate).unwrap();
     path
