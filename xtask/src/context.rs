@@ -16,6 +16,8 @@ pub(crate) struct Context {
     pub(crate) root: PathBuf,
     /// Cargo's target folder: `CARGO_TARGET_DIR`, else `target` in the workspace.
     pub(crate) target: PathBuf,
+    /// Where the release build puts its programs: below the target folder, by the host's name.
+    pub(crate) programs: PathBuf,
     /// What outlives a checkout: `ADIT_CACHE`, else `~/.cache/adit`. Nothing in it is needed, all of it saves time.
     pub(crate) cache: PathBuf,
 }
@@ -31,12 +33,20 @@ impl Context {
             .to_path_buf();
         let here = env::current_dir().context("reading the current folder")?;
         let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |path| here.join(path));
+        // Built as they are, so in the same folder.
+        let own = env::current_exe().context("finding this program's own file")?;
+        let programs = own.parent().context("this program has no folder")?.to_path_buf();
         let cache = match env::var_os("ADIT_CACHE").filter(|path| !path.is_empty()) {
             Some(path) => here.join(path),
             None => Path::new(&env::var_os("HOME").context("neither ADIT_CACHE nor HOME is set")?).join(".cache/adit"),
         };
         fs::create_dir_all(&cache).with_context(|| format!("making the cache folder {}", cache.display()))?;
-        Ok(Context { root, target, cache })
+        Ok(Context {
+            root,
+            target,
+            programs,
+            cache,
+        })
     }
 
     /// The kernel programs, which the binary `adit` embeds.
@@ -46,7 +56,7 @@ impl Context {
 
     /// A binary of the release build.
     pub(crate) fn release(&self, name: &str) -> PathBuf {
-        self.target.join("release").join(name)
+        self.programs.join(name)
     }
 }
 

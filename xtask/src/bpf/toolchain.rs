@@ -302,8 +302,9 @@ fn cargo_install(context: &Context, root: &Path) -> Command {
             "--root",
         ])
         .arg(root);
-    // Its own target folder, removed by cargo at the end.
-    cargo.env_remove("CARGO_TARGET_DIR");
+    // Its own target folder, removed by cargo at the end; and away from this workspace's configuration, as it loads LLVM
+    // as a shared library.
+    cargo.env_remove("CARGO_TARGET_DIR").current_dir("/");
     cargo
 }
 
