@@ -6,6 +6,8 @@
 pub mod bed;
 pub mod bench;
 pub mod ca_call;
+pub mod cluster;
 pub mod demo;
 pub mod net;
 mod sys;
+pub mod tool;

@@ -5,7 +5,7 @@ use std::{env, os::unix::process::CommandExt as _, process::ExitCode};
 use anyhow::{Context as _, Result, bail};
 
 use crate::{
-    build,
+    build, cluster,
     context::Context,
     packages::{self, Need},
     process::command,
@@ -45,6 +45,8 @@ pub(crate) struct Passthrough {
 
 /// Builds everything and becomes the program `name`.
 pub(crate) fn run(context: &Context, name: &str, passthrough: &Passthrough) -> Result<ExitCode> {
+    let on_cluster = name == "adit-demo" && passthrough.arguments.iter().any(|argument| argument == "--cluster");
+    let folder = if on_cluster { cluster::prepare(context)? } else { None };
     if name == "adit-demo" {
         let mut needs = vec![IP];
         needs.extend(CA_CALLER);
@@ -70,6 +72,7 @@ pub(crate) fn run(context: &Context, name: &str, passthrough: &Passthrough) -> R
     program
         .env("ADIT_BIN", context.release("adit"))
         .env("ADIT_CACHE", &context.cache);
+    cluster::with_folder(&mut program, folder.as_deref());
     program.args(&passthrough.arguments);
     let error = program.exec();
     Err(error).with_context(|| format!("starting {}", context.release(name).display()))

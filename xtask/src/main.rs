@@ -4,6 +4,7 @@ mod apps;
 mod bpf;
 mod build;
 mod ci;
+mod cluster;
 mod context;
 mod lint;
 mod packages;
@@ -38,6 +39,8 @@ enum Task {
     Test(test::Selection),
     /// Run integration tests on Debian's kernels in virtual machines
     Vm(vm::Selection),
+    /// A Kubernetes cluster of two nodes on this machine: bring it up, use it, test on it
+    Cluster(cluster::Arguments),
     /// Run lint and all tests
     Ci,
     /// Show the main job on two nodes: arguments go to the demo (`--keep`, `--json FILE`)
@@ -66,6 +69,7 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Lint => lint::run(&context)?,
         Task::Test(selection) => return Ok(test::report(test::run(&context, &selection)?)),
         Task::Vm(selection) => return Ok(test::report(vm::run(&context, &selection)?)),
+        Task::Cluster(arguments) => return cluster::run_task(&context, &arguments),
         Task::Ci => return Ok(test::report(ci::run(&context))),
         Task::Demo(arguments) => return apps::run(&context, "adit-demo", &arguments),
         Task::Bench(arguments) => return apps::run(&context, "adit-bench", &arguments),

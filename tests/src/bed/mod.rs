@@ -23,7 +23,7 @@ mod capture;
 mod cgroup;
 mod log;
 mod mesh;
-mod netns;
+pub(crate) mod netns;
 mod node;
 mod pins;
 mod pod;

@@ -13,12 +13,12 @@ use nix::sched::{CloneFlags, setns};
 const NAMES: &str = "/run/netns";
 
 /// The path of the namespace `name`.
-pub(super) fn path(name: &str) -> PathBuf {
+pub(crate) fn path(name: &str) -> PathBuf {
     Path::new(NAMES).join(name)
 }
 
 /// The names of all named network namespaces.
-pub(super) fn list() -> Vec<String> {
+pub(crate) fn list() -> Vec<String> {
     let Ok(entries) = fs::read_dir(NAMES) else {
         return Vec::new();
     };
@@ -54,7 +54,7 @@ impl Drop for Namespaces {
 }
 
 /// Deletes the names; the namespaces go when no process or socket is left in them.
-pub(super) fn delete(names: &[String]) {
+pub(crate) fn delete(names: &[String]) {
     let script: String = names
         .iter()
         .filter(|name| path(name).exists())
@@ -69,7 +69,7 @@ pub(super) fn delete(names: &[String]) {
 }
 
 /// Runs a batch of `ip` commands, in the namespace `netns` or in the caller's, and stops at the first that fails.
-pub(super) fn ip(netns: Option<&str>, script: &str) -> anyhow::Result<()> {
+pub(crate) fn ip(netns: Option<&str>, script: &str) -> anyhow::Result<()> {
     let mut command = Command::new("ip");
     if let Some(netns) = netns {
         command.args(["-netns", netns]);
@@ -97,7 +97,7 @@ pub(super) fn ip(netns: Option<&str>, script: &str) -> anyhow::Result<()> {
 
 /// Runs `work` on a thread of its own in the network namespace at `netns`. Sockets that it makes belong there for
 /// good; its cgroup stays the test's, so it is never a pod's traffic.
-pub(super) fn inside<T: Send>(netns: &Path, work: impl FnOnce() -> T + Send) -> anyhow::Result<T> {
+pub(crate) fn inside<T: Send>(netns: &Path, work: impl FnOnce() -> T + Send) -> anyhow::Result<T> {
     let file = File::open(netns).with_context(|| format!("open network namespace {}", netns.display()))?;
     thread::scope(|scope| {
         let thread = scope.spawn(|| -> anyhow::Result<T> {
@@ -112,7 +112,7 @@ pub(super) fn inside<T: Send>(netns: &Path, work: impl FnOnce() -> T + Send) -> 
 }
 
 /// Sets sysctls of the calling thread's network namespace. Those that this kernel lacks are left out.
-pub(super) fn set_sysctls(sysctls: &[(&str, &str)]) -> anyhow::Result<()> {
+pub(crate) fn set_sysctls(sysctls: &[(&str, &str)]) -> anyhow::Result<()> {
     for (name, value) in sysctls {
         // The kernel shows the values of the reading thread's namespace here.
         let path = Path::new("/proc/sys").join(name);

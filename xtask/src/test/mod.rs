@@ -9,7 +9,7 @@ use std::{path::PathBuf, thread};
 use anyhow::{Context as _, Result, anyhow, bail};
 
 use crate::{
-    build,
+    build, cluster,
     context::{Context, say, step},
     packages,
     process::cargo,
@@ -37,7 +37,16 @@ pub(crate) struct Selection {
 /// What the tests need besides themselves.
 struct Prepared {
     envoy: PathBuf,
+    cluster: Cluster,
     kernels: Vec<vm::Kernel>,
+}
+
+/// Whether the tests on a cluster can run.
+enum Cluster {
+    /// With programs from this folder, or from `PATH`.
+    Ready(Option<PathBuf>),
+    /// They are left out, and why.
+    Impossible(String),
 }
 
 /// Runs the tests and gives the totals.
@@ -71,7 +80,9 @@ pub(crate) fn run_after(context: &Context, selection: &Selection, before: impl F
     if selection.names.is_empty() && !selection.fast {
         totals += documentation(context)?;
     }
-    for program in programs.iter().filter(|program| program.is_integration) {
+    let (on_cluster, others): (Vec<_>, Vec<_>) =
+        programs.iter().filter(|program| program.is_integration).partition(|program| cluster::is_cluster(program));
+    for program in others {
         let mut command = program.command(context, &selection.names);
         command.args(["--test-threads", INTEGRATION_THREADS]);
         command
@@ -79,9 +90,30 @@ pub(crate) fn run_after(context: &Context, selection: &Selection, before: impl F
             .env("ADIT_ENVOY", &prepared.envoy);
         totals += programs::run(&program.name, &mut command)?;
     }
-    if let Some(names) = vm_names {
-        totals += vm::run_on(context, &prepared.kernels, &behaviour(&programs)?.executable, &names)?;
-    }
+    // Both wait most of the time, and neither sees the other.
+    totals += thread::scope(|scope| {
+        let cluster = scope.spawn(|| -> Result<Totals> {
+            let mut totals = Totals::default();
+            for program in on_cluster {
+                totals += match &prepared.cluster {
+                    Cluster::Ready(folder) => {
+                        cluster::run_tests(context, program, folder.as_deref(), &selection.names)?
+                    }
+                    Cluster::Impossible(why) => {
+                        say(&format!("    the tests on a Kubernetes cluster are left out: {why}"));
+                        Totals::default()
+                    }
+                };
+            }
+            Ok(totals)
+        });
+        let mut totals = Totals::default();
+        if let Some(names) = vm_names {
+            totals += vm::run_on(context, &prepared.kernels, &behaviour(&programs)?.executable, &names)?;
+        }
+        totals += cluster.join().map_err(|_| anyhow!("the tests on a cluster panicked"))??;
+        Ok::<_, anyhow::Error>(totals)
+    })?;
     if totals == Totals::default() && !selection.names.is_empty() {
         bail!("no test has a name that contains {}", selection.names.join(" or "));
     }
@@ -111,7 +143,16 @@ fn prepare(context: &Context, with_kernels: bool) -> Result<Prepared> {
     } else {
         Vec::new()
     };
-    Ok(Prepared { envoy, kernels })
+    let cluster = if cluster::is_possible(context)? || cluster::is_ci() {
+        Cluster::Ready(cluster::prepare(context)?)
+    } else {
+        Cluster::Impossible("there is no Go to build it with; see `cargo xtask cluster build`".to_owned())
+    };
+    Ok(Prepared {
+        envoy,
+        cluster,
+        kernels,
+    })
 }
 
 /// The names to run in the virtual machines; `None` for no virtual machine. Names that were asked for go there only

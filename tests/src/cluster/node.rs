@@ -1,0 +1,194 @@
+//! One machine of a cluster that is up, seen from the host.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::hierarchy;
+use super::layout::{Machine, Prefix};
+use super::machine::{Booted, service_cgroup};
+use super::programs;
+use super::services::Service;
+use crate::bed::wait_for;
+
+/// How long a killed process may take to be gone.
+const GONE: Duration = Duration::from_secs(10);
+
+/// A machine of a cluster: a node, or the control plane.
+#[derive(Debug, Clone)]
+pub struct Node {
+    prefix: Prefix,
+    machine: Machine,
+}
+
+impl Node {
+    pub(super) fn new(prefix: &Prefix, machine: Machine) -> Node {
+        Node {
+            prefix: prefix.clone(),
+            machine,
+        }
+    }
+
+    /// Its name, which is the Node object's: `n1`.
+    pub fn name(&self) -> String {
+        self.machine.to_string()
+    }
+
+    /// Its address.
+    pub fn address(&self) -> Ipv4Addr {
+        self.machine.v4()
+    }
+
+    /// Where what it keeps is: logs of its services, and below `root` its kubelet's and containerd's folders.
+    pub fn folder(&self) -> PathBuf {
+        self.prefix.folder(self.machine)
+    }
+
+    /// The host's path of its network namespace.
+    pub fn netns(&self) -> PathBuf {
+        self.prefix.netns(self.machine)
+    }
+
+    /// Its first process, by the host's count; `/proc/PID/root` is its file system.
+    pub fn pid(&self) -> anyhow::Result<u32> {
+        Ok(Booted::read(&self.prefix, self.machine)?.pid)
+    }
+
+    /// The host's path of the root of its unified cgroup hierarchy.
+    pub fn cgroup(&self) -> anyhow::Result<PathBuf> {
+        Ok(Booted::read(&self.prefix, self.machine)?.unified()?.to_path_buf())
+    }
+
+    /// A command that runs in it: in its namespaces of all kinds and its cgroup.
+    pub fn command<I>(&self, words: I) -> anyhow::Result<Command>
+    where
+        I: IntoIterator,
+        I::Item: AsRef<OsStr>,
+    {
+        let mut command = Command::new(programs::own("adit-cluster")?);
+        command.args(["enter", &self.prefix.to_string(), &self.name(), "--"]).args(words);
+        Ok(command)
+    }
+
+    /// Runs a command in it and gives what it says on standard output; an error if it fails.
+    pub fn run<I>(&self, words: I) -> anyhow::Result<String>
+    where
+        I: IntoIterator,
+        I::Item: AsRef<OsStr>,
+    {
+        output(&mut self.command(words)?)
+    }
+
+    /// Takes a docker-archive into its containerd.
+    pub fn import(&self, archive: &Path) -> anyhow::Result<()> {
+        let words = ["ctr", "--namespace", "k8s.io", "images", "import"].map(OsString::from);
+        self.run(words.into_iter().chain([archive.as_os_str().to_owned()]))
+            .with_context(|| format!("import {} on {}", archive.display(), self.name()))?;
+        Ok(())
+    }
+
+    /// The processes of a service, by the host's count.
+    pub fn pids(&self, service: Service) -> anyhow::Result<Vec<u32>> {
+        let cgroup = self.cgroup()?.join(service_cgroup(service.name()));
+        // What containerd starts for containers is in its cgroup too.
+        Ok(hierarchy::processes(&cgroup)
+            .into_iter()
+            .filter(|pid| program_of(*pid).as_deref() == Some(service.name()))
+            .collect())
+    }
+
+    /// Sends a signal to a service.
+    pub fn signal(&self, service: Service, signal: Signal) -> anyhow::Result<()> {
+        let pids = self.pids(service)?;
+        ensure!(!pids.is_empty(), "{service} does not run on {}", self.name());
+        for pid in pids {
+            let pid = Pid::from_raw(i32::try_from(pid)?);
+            kill(pid, signal).with_context(|| format!("send {signal} to {service} on {}", self.name()))?;
+        }
+        Ok(())
+    }
+
+    /// Kills a service and waits until it is gone. It stays away until [`Node::start`].
+    pub fn kill(&self, service: Service) -> anyhow::Result<()> {
+        self.signal(service, Signal::SIGKILL)?;
+        wait_for(&format!("{service} to be gone"), GONE, || Ok(self.pids(service)?.is_empty()))
+    }
+
+    /// Starts a service.
+    pub fn start(&self, service: Service) -> anyhow::Result<()> {
+        let mut command = Command::new(programs::own("adit-cluster")?);
+        command.args(["start", &self.prefix.to_string(), &self.name(), service.name(), "--"]);
+        command.args(service.command(&self.prefix, self.machine)?);
+        output(&mut command).map(drop)
+    }
+
+    /// Kills a service and starts it again.
+    pub fn restart(&self, service: Service) -> anyhow::Result<()> {
+        self.kill(service)?;
+        self.start(service)
+    }
+
+    /// What a service has said.
+    pub fn log(&self, service: Service) -> String {
+        fs::read_to_string(self.folder().join(format!("{service}.log"))).unwrap_or_default()
+    }
+
+    /// Pulls the plug: everything on it is killed at once and its cgroups go. Its folders stay, as a disk would.
+    pub fn crash(&self) -> anyhow::Result<()> {
+        let own = self.prefix.name(self.machine);
+        hierarchy::remove(&hierarchy::find(|name| name == own))
+    }
+
+    /// Makes it a machine that is up, with no service yet.
+    pub fn boot(&self) -> anyhow::Result<()> {
+        let mut command = Command::new(programs::own("adit-cluster")?);
+        command.args(["boot", &self.prefix.to_string(), &self.name()]);
+        output(&mut command).map(drop)
+    }
+
+    /// Waits until its containerd answers.
+    pub(super) fn await_containerd(&self) -> anyhow::Result<()> {
+        let socket = Path::new("/proc").join(self.pid()?.to_string()).join("root/run/containerd/containerd.sock");
+        wait_for(&format!("containerd's socket on {}", self.name()), GONE, || Ok(socket.exists()))?;
+        let mut last = String::new();
+        let answers = wait_for(&format!("containerd on {}", self.name()), GONE, || {
+            match self.run(["ctr", "version"]) {
+                Ok(_) => Ok(true),
+                Err(error) => {
+                    last = format!("{error:#}");
+                    Ok(false)
+                }
+            }
+        });
+        answers.with_context(|| last)
+    }
+}
+
+/// The name under which a process was started.
+fn program_of(pid: u32) -> Option<String> {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    let first = line.split(|byte| *byte == 0).next()?;
+    let name = Path::new(std::str::from_utf8(first).ok()?).file_name()?;
+    Some(name.to_str()?.to_owned())
+}
+
+/// Runs a command to its end and gives what it says on standard output; an error with what else it said if it fails.
+pub(super) fn output(command: &mut Command) -> anyhow::Result<String> {
+    let line = || {
+        let words: Vec<_> = std::iter::once(command.get_program()).chain(command.get_args()).collect();
+        words.join(OsStr::new(" ")).display().to_string()
+    };
+    let line = line();
+    let output = command.output().with_context(|| format!("start `{line}`"))?;
+    if !output.status.success() {
+        bail!("`{line}`: {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}

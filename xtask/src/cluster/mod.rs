@@ -1,0 +1,175 @@
+//! `cluster`: a Kubernetes cluster on this machine, and the tests on it.
+
+pub(crate) mod programs;
+
+use std::{env, ffi::OsString, path::Path, process::ExitCode, process::Stdio};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::{
+    build,
+    context::{Context, say},
+    packages::{self, Need},
+    process::{self, cargo, command, run},
+    test::{self, programs::Program, totals::Totals},
+};
+
+/// The test program that runs on a cluster.
+pub(crate) const PROGRAM: &str = "cluster";
+
+/// The program that brings clusters up, of the crate `adit-tests`.
+const TOOL: &str = "adit-cluster";
+
+/// Tests on the cluster at a time. They wait most of their time.
+const THREADS: &str = "4";
+
+/// What nodes run beside Kubernetes, and what they are made with.
+const NEEDS: [Need; 10] = [
+    need("containerd", "containerd"),
+    need("runc", "runc"),
+    need("/usr/lib/cni/bridge", "containernetworking-plugins"),
+    need("iptables", "iptables"),
+    need("nft", "nftables"),
+    need("conntrack", "conntrack"),
+    need("busybox", "busybox-static"),
+    need("ip", "iproute2"),
+    need("nsenter", "util-linux"),
+    need("strip", "binutils"),
+];
+
+const fn need(probe: &'static str, package: &'static str) -> Need {
+    Need { probe, package }
+}
+
+/// What to do.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(clap::Subcommand)]
+#[command(
+    after_help = "And for the cluster itself, each with its own --help:\n  up      Bring it up\n  down    Take it down, or \
+                  what is left of it\n  status  Say what clusters there are\n  kubectl, helm …  Run them on it\n  enter   \
+                  Run a command on a machine of it\n  logs    Copy the logs of everything"
+)]
+enum Task {
+    /// Find or build the programs of a cluster, and install the Debian packages
+    Build,
+    /// Run the tests on a cluster of their own
+    Test {
+        /// Only those whose names contain one of these
+        names: Vec<String>,
+    },
+    #[command(external_subcommand)]
+    Other(Vec<OsString>),
+}
+
+/// Runs the task.
+pub(crate) fn run_task(context: &Context, arguments: &Arguments) -> Result<ExitCode> {
+    match &arguments.task {
+        Task::Build => {
+            let folder = prepare(context)?;
+            say(&match folder {
+                Some(folder) => format!("the cluster's programs are in {}", folder.display()),
+                None => "the cluster's programs are on PATH".to_owned(),
+            });
+            Ok(ExitCode::SUCCESS)
+        }
+        Task::Test { names } => {
+            root_only()?;
+            let folder = prepare(context)?;
+            let programs = test::build_all(context)?;
+            let program = programs.iter().find(|program| is_cluster(program));
+            let program = program.context("the crate adit-tests has no test program named cluster")?;
+            Ok(test::report(run_tests(context, program, folder.as_deref(), names)?))
+        }
+        Task::Other(words) => other(context, words),
+    }
+}
+
+/// Whether this is the test program for [`run_tests`].
+pub(crate) fn is_cluster(program: &Program) -> bool {
+    program.is_integration && program.name == PROGRAM
+}
+
+/// Makes everything ready that a cluster needs but Adit. Gives the folder of programs, if they are not on `PATH`.
+pub(crate) fn prepare(context: &Context) -> Result<Option<std::path::PathBuf>> {
+    packages::ensure(context, "a Kubernetes cluster", &NEEDS)?;
+    programs::ensure(context)
+}
+
+/// Runs the tests on a cluster, which is gone afterwards, however they end.
+pub(crate) fn run_tests(
+    context: &Context,
+    program: &Program,
+    folder: Option<&Path>,
+    names: &[String],
+) -> Result<Totals> {
+    let prefix = format!("x{}", std::process::id());
+    let mut tests = program.command(context, names);
+    tests
+        .args(["--test-threads", THREADS])
+        .env("ADIT_BIN", context.release("adit"))
+        .env("ADIT_CLUSTER", &prefix);
+    with_folder(&mut tests, folder);
+    let outcome = test::programs::run(&program.name, &mut tests);
+    let mut down = command(context, context.release(TOOL));
+    let gone = run(down.args(["down", "--prefix", &prefix]).stdout(Stdio::null()));
+    let mut totals = outcome?;
+    if let Err(error) = gone {
+        say(&format!("error: {error:#}"));
+        totals += Totals::ONE_FAILURE;
+    }
+    Ok(totals)
+}
+
+/// Tells a program where those of the cluster are.
+pub(crate) fn with_folder(command: &mut std::process::Command, folder: Option<&Path>) {
+    if let Some(folder) = folder {
+        command.env(programs::FOLDER, folder);
+    }
+}
+
+/// What the program for clusters does itself.
+fn other(context: &Context, words: &[OsString]) -> Result<ExitCode> {
+    use std::os::unix::process::CommandExt as _;
+    let up = words.first().is_some_and(|word| word == "up");
+    let help = words.iter().any(|word| word == "--help" || word == "-h");
+    let tool = context.release(TOOL);
+    let folder = if up && !help {
+        root_only()?;
+        let folder = prepare(context)?;
+        build::everything(context)?;
+        folder
+    } else {
+        if !tool.is_file() {
+            run(cargo(context).args(["build", "--release", "--package", "adit-tests", "--bin", TOOL]))?;
+        }
+        programs::find(context)?
+    };
+    let mut program = command(context, &tool);
+    program.args(words).current_dir(env::current_dir()?).stdin(Stdio::inherit());
+    program.env("ADIT_BIN", context.release("adit"));
+    with_folder(&mut program, folder.as_deref());
+    let error = program.exec();
+    Err(error).with_context(|| format!("starting {}", tool.display()))
+}
+
+fn root_only() -> Result<()> {
+    if !packages::is_root() {
+        bail!("a cluster's machines are made of namespaces, cgroups and mounts, which only root may make");
+    }
+    Ok(())
+}
+
+/// Whether a failure to get ready is one of this run: in CI everything must run.
+pub(crate) fn is_ci() -> bool {
+    env::var_os("CI").is_some_and(|value| value == "true")
+}
+
+/// Whether the cluster's programs are at hand, or can be built.
+pub(crate) fn is_possible(context: &Context) -> Result<bool> {
+    Ok(programs::find(context)?.is_some() || programs::are_on_path() || process::find("go").is_some())
+}
