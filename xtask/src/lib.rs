@@ -1,0 +1,3 @@
+//! What the developer tasks share with the tests.
+
+pub mod archive;
