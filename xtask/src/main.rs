@@ -6,6 +6,7 @@ mod build;
 mod ci;
 mod cluster;
 mod context;
+mod image;
 mod lint;
 mod packages;
 mod process;
@@ -33,6 +34,8 @@ enum Task {
     BuildEbpf,
     /// Build the kernel programs, then everything else, in release mode
     Build,
+    /// Make the container image as an archive, `target/image/adit-VERSION.tar`
+    Image(image::Options),
     /// Check formatting and run clippy with warnings denied, on every crate
     Lint,
     /// Run unit tests, integration tests (as root), and the latter on other kernels
@@ -65,7 +68,11 @@ fn run(task: Task) -> Result<ExitCode> {
     let context = Context::from_environment()?;
     match task {
         Task::BuildEbpf => bpf::build(&context)?,
-        Task::Build => build::everything(&context)?,
+        Task::Build => {
+            build::everything(&context)?;
+            context::say(&format!("built {}", context.release("adit").display()));
+        }
+        Task::Image(options) => image::make(&context, &options)?,
         Task::Lint => lint::run(&context)?,
         Task::Test(selection) => return Ok(test::report(test::run(&context, &selection)?)),
         Task::Vm(selection) => return Ok(test::report(vm::run(&context, &selection)?)),
