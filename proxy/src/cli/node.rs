@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::spawn_blocking;
-use tokio::time::{interval, timeout};
+use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::admin_page::AdminPage;
 use super::args::StartupMode;
@@ -27,7 +27,7 @@ use crate::identity::{CaClient, CaSettings, CertStore, IdentityLease, StoreSetti
 use crate::mesh::MeshHandle;
 use crate::mesh::source::{FileSource, StatusHandle};
 use crate::node::{self, Births, Enrolment, LocalPods};
-use crate::steer::{self, KubeletSettings, LogScope, Prepared, Startup, SteerError, SteerSettings, Steering};
+use crate::steer::{self, DirectEnds, KubeletSettings, LogScope, Prepared, Startup, SteerError, SteerSettings, Steering};
 use crate::telemetry::{Telemetry, TelemetrySettings};
 
 /// How long a proxy that takes over waits for its certificates; the one in charge has its own.
@@ -38,6 +38,10 @@ const SWEEP_EVERY: Duration = Duration::from_secs(60);
 const TRIM_EVERY: Duration = Duration::from_secs(5);
 /// How often it is looked whether the kubelet has been started anew.
 const KUBELET_EVERY: Duration = Duration::from_secs(1);
+/// How often it is looked whether ends of direct connections found no room in their ring.
+const LATE_ENDS_EVERY: Duration = Duration::from_secs(1);
+/// How often it is looked whether direct connections are gone that are told of as open.
+const GONE_EVERY: Duration = Duration::from_secs(10);
 /// How long the end waits for the last lines of the access log to be written.
 const LAST_LINES: Duration = Duration::from_secs(1);
 
@@ -168,13 +172,8 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
     tokio::spawn(Control::bind(&settings.run_dir)?.serve(wish));
     drop(turn);
     // A predecessor has read it until now.
-    let ends = steering.direct_ends()?;
-    let told = Arc::clone(&direct);
-    let reading = tokio::spawn(async move {
-        if let Err(error) = ends.follow(|end| told.ended(end)).await {
-            tracing::error!("reading the ends of direct connections: {error}; they are no longer logged and counted");
-        }
-    });
+    let (ends, refusals) = (steering.direct_ends()?, steering.refusals()?);
+    let reading = tokio::spawn(watch_direct(Arc::clone(&direct), ends, refusals));
     // Now that all that was there before is known.
     namespaces.set_startup(match settings.startup {
         StartupMode::Enforced => Startup::Enforced,
@@ -264,6 +263,39 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
     workers.stop(telemetry.open_connections() == 0);
     telemetry.flush(LAST_LINES);
     Ok(())
+}
+
+/// Follows what the kernel tells of direct connections and refusals, and looks for what it could not tell.
+async fn watch_direct(direct: Arc<DirectConnections>, ends: DirectEnds, refusals: DirectEnds) {
+    let told = async {
+        let ends = ends.follow(|end| direct.ended(end));
+        let refusals = refusals.follow(|refusal| direct.ended(refusal));
+        if let Err(error) = tokio::try_join!(ends, refusals) {
+            tracing::error!("reading the ends of direct connections: {error}; they are no longer logged and counted");
+        }
+    };
+    let missed = async {
+        let (mut late, mut gone) = (interval(LATE_ENDS_EVERY), interval(GONE_EVERY));
+        for due in [&mut late, &mut gone] {
+            due.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        }
+        loop {
+            let direct = Arc::clone(&direct);
+            let looked = tokio::select! {
+                _ = late.tick() => spawn_blocking(move || direct.catch_up()).await,
+                _ = gone.tick() => spawn_blocking(move || {
+                    direct.log_untold_refusals()?;
+                    direct.close_gone()
+                }).await,
+            };
+            match looked {
+                Ok(Ok(0)) | Err(_) => {}
+                Ok(Ok(count)) => tracing::info!("{count} ends of direct connections were told late or not at all"),
+                Ok(Err(error)) => tracing::warn!("{error}; ends of direct connections may be missing"),
+            }
+        }
+    };
+    tokio::join!(told, missed);
 }
 
 /// Gets a certificate for each identity of this node's pods, before any of their connections needs it.

@@ -138,6 +138,8 @@ pub(crate) struct Maps {
     endpoints: OwnedFd,
     direct: OwnedFd,
     events: OwnedFd,
+    refusals: OwnedFd,
+    refused: OwnedFd,
     counters: OwnedFd,
     config: OwnedFd,
     others: OwnedFd,
@@ -190,6 +192,11 @@ impl Steering {
         DirectEnds::of(&self.maps)
     }
 
+    /// The ring that tells refusals. One reader only.
+    pub fn refusals(&self) -> Result<DirectEnds, SteerError> {
+        DirectEnds::of_refusals(&self.maps)
+    }
+
     /// The ring that the programs log to; once, and not where nothing is logged.
     pub fn take_log(&self) -> Option<ProgramLog> {
         if self.log == LogScope::None || self.log_taken.swap(true, Ordering::Relaxed) {
@@ -215,6 +222,8 @@ impl Maps {
             endpoints: object.map("adit_endpoints")?,
             direct: object.map("adit_direct")?,
             events: object.map("adit_events")?,
+            refusals: object.map("adit_refusals")?,
+            refused: object.map("adit_refused")?,
             counters: object.map("adit_counters")?,
             config: object.map("adit_config")?,
             others: object.map("adit_others")?,
