@@ -331,6 +331,8 @@ async fn prepare_steering(settings: &NodeSettings) -> anyhow::Result<Prepared> {
         pods_cgroup: settings.pods_cgroup.clone(),
         kubelet: kubelet_settings(settings)?,
         bpf_dir: settings.bpf_dir.clone(),
+        layout: settings.layout,
+        map_entries: settings.map_entries.clone(),
         log,
     };
     Ok(spawn_blocking(move || Prepared::new(&steer_settings)).await??)

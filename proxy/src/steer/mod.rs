@@ -25,6 +25,7 @@ mod startup;
 mod sys;
 mod verdicts;
 
+use std::collections::HashMap;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -99,6 +100,10 @@ pub struct SteerSettings {
     pub kubelet: Option<KubeletSettings>,
     /// The folder of a bpffs in which maps and links are pinned.
     pub bpf_dir: PathBuf,
+    /// The version of the layout of maps, by which their folder is named: [`adit_common::LAYOUT`], but for tests.
+    pub layout: u32,
+    /// Maps that are to have other sizes than they are made for: for tests.
+    pub map_entries: HashMap<String, u32>,
     /// For which pods the programs log their decisions.
     pub log: LogScope,
 }
