@@ -143,9 +143,11 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
     .await?;
     let direct = Arc::new(DirectConnections::new(Arc::clone(&plane), steering.open_direct()));
     telemetry.watch_direct(Arc::clone(&direct));
+    let verdicts = Verdicts::take_over(steering.verdicts(), steering.services())?;
+    telemetry.watch_unplaced(verdicts.unplaced());
     let kept = Kept {
         enrolment,
-        verdicts: Verdicts::take_over(steering.verdicts(), steering.services())?,
+        verdicts,
         direct: Arc::clone(&direct),
         pods: pods.clone(),
         telemetry: Arc::clone(&telemetry),

@@ -29,7 +29,7 @@ use crate::steer::{Clients, Flows};
 use record::Observer;
 
 pub use direct::DirectConnections;
-pub use verdicts::Verdicts;
+pub use verdicts::{Unplaced, Verdicts};
 pub use worker::Workers;
 
 /// How the data plane behaves.

@@ -153,6 +153,18 @@ impl Metrics {
         ] {
             page.counter(name, help, value)?;
         }
+        let unplaced = self.0.unplaced.get().map(|unplaced| **unplaced.load()).unwrap_or_default();
+        page.gauges(
+            "adit_unplaced",
+            "What the kernel's maps have no room for; the proxy decides instead.",
+            [
+                ("destinations", unplaced.destinations),
+                ("ranges", unplaced.ranges),
+                ("verdicts", unplaced.verdicts),
+                ("services", unplaced.services),
+            ]
+            .map(|(what, count)| ([("what", what)], count as f64)),
+        )?;
         let startup = self.0.startup.get().and_then(|namespaces| namespaces.counts().ok());
         let startup = startup.unwrap_or_default();
         page.counter(
