@@ -1,8 +1,8 @@
 //! `adit node`: the layers put together into a running proxy.
 
 use std::collections::HashSet;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -115,6 +115,7 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
         flows: steering.flows(),
         clients: steering.clients(),
         pods: pods.clone(),
+        broken: Mutex::default(),
         observer: telemetry.clone(),
         settings: DataplaneSettings {
             connect_timeout: settings.connect_timeout,
