@@ -12,8 +12,14 @@ pub const MAX_DESTINATIONS: u32 = 1 << 17;
 pub const MAX_RANGES: u32 = 4096;
 /// The most direct connections that are open and recorded at once.
 pub const MAX_DIRECT: u32 = 1 << 19;
-/// The bytes of the ring that tells the ends of direct connections: some 1,500 of them. The proxy has it mapped twice.
+/// The bytes of the ring that tells the ends of direct connections: some 1,600 of them. The proxy has it mapped twice.
 pub const EVENTS_LEN: u32 = 1 << 18;
+/// The bytes of the ring that tells refusals: some 400 of them.
+pub const REFUSALS_LEN: u32 = 1 << 16;
+/// How many refusals of one kind are told of one pod within [`REFUSALS_PERIOD`]; what is above is only counted.
+pub const REFUSALS_TOLD: u32 = 100;
+/// In nanoseconds, as a power of two: a little over a second.
+pub const REFUSALS_PERIOD: u32 = 30;
 /// The source number of a peer without an identity.
 pub const NOBODY: u32 = 0;
 /// The port that stands for every port without a verdict of its own.
@@ -169,19 +175,9 @@ pub struct Direct {
     pub dialled_port: HostPort,
     /// A [`DirectKind`].
     pub kind: u16,
-    /// Always zero.
-    pub reserved: u32,
-}
-
-/// The end of a direct connection, or a refusal by the kernel.
-#[repr(C)]
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct DirectEnd {
-    /// The connection.
-    pub direct: Direct,
-    /// The socket's cookie; zero for a refusal.
-    pub cookie: u64,
-    /// When it ended, on the monotonic clock, in nanoseconds.
+    /// The socket's state before it closed, as the kernel numbers them; zero while it is open, and for a refusal.
+    pub state: u32,
+    /// When it ended, on the monotonic clock, in nanoseconds; this and what follows is zero until then.
     pub closed: u64,
     /// What the kernel counts as acknowledged of what this end sent: its SYN and FIN count as a byte each.
     pub acked: u64,
@@ -191,22 +187,72 @@ pub struct DirectEnd {
     pub srtt: u32,
     /// How many segments this end sent again.
     pub retransmits: u32,
-    /// The socket's state before it closed, as the kernel numbers them; zero for a refusal.
-    pub state: u32,
-    /// Always zero.
-    pub reserved: u32,
+}
+
+/// The end of a direct connection, or a refusal by the kernel, as it is told.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DirectEnd {
+    /// The connection.
+    pub direct: Direct,
+    /// The socket's cookie; zero for a refusal.
+    pub cookie: u64,
+}
+
+/// How much of a pod's refusals has been told.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct RefusalShare {
+    /// The period in which the last one was told: the monotonic clock, by [`REFUSALS_PERIOD`].
+    pub period: u64,
+    /// How many were told in that period.
+    pub told: u64,
+    /// How many were not told, ever.
+    pub untold: u64,
+}
+
+impl RefusalShare {
+    /// What becomes of the share with one more refusal at `now`, on the monotonic clock, and whether it is to be told.
+    #[inline(always)]
+    pub const fn one_more(self, now: u64) -> (Self, bool) {
+        let period = now >> REFUSALS_PERIOD;
+        let told = if period == self.period { self.told } else { 0 };
+        let tell = told < REFUSALS_TOLD as u64;
+        let share = Self {
+            period,
+            told: told + tell as u64,
+            untold: self.untold + !tell as u64,
+        };
+        (share, tell)
+    }
+}
+
+/// Whose share a refusal counts on.
+#[repr(u32)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RefusalKind {
+    /// The pod's own connects.
+    Connect = 0,
+    /// What strangers send to the pod.
+    Syn = 1,
+}
+
+/// The place of a pod's share, given its slot.
+#[inline(always)]
+pub const fn refusal_index(slot: u32, kind: RefusalKind) -> u32 {
+    slot * 2 + kind as u32
 }
 
 /// What the kernel counts, by index of the map of counters.
 #[repr(u32)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Counter {
-    /// Ends of connections that found the ring full.
-    LostEnds = 0,
-    /// The bytes that these had sent.
-    LostSent = 1,
-    /// The bytes that these had received.
-    LostReceived = 2,
+    /// Ends of connections that found the ring full, and wait in the map of direct connections.
+    LateEnds = 0,
+    /// Refusals that were not told: their pod's share was used up, or the ring was full.
+    UntoldRefusals = 1,
+    /// Connections that found no room in the map of flows.
+    FlowsFull = 2,
     /// Direct connections that could not be recorded, for want of memory.
     Unrecorded = 3,
     /// Connects that were refused in namespaces that nobody had looked at yet.
@@ -223,8 +269,9 @@ const _: () = {
     assert!(size_of::<Verdict>() == 16);
     assert!(size_of::<VerdictKey>() == 12);
     assert!(size_of::<Range>() == 20);
-    assert!(size_of::<Direct>() == 112);
-    assert!(size_of::<DirectEnd>() == 160);
+    assert!(size_of::<Direct>() == 144);
+    assert!(size_of::<DirectEnd>() == 152);
+    assert!(size_of::<RefusalShare>() == 24);
 };
 
 #[cfg(feature = "user")]
@@ -246,6 +293,8 @@ mod pod {
     unsafe impl aya::Pod for super::Direct {}
     // SAFETY: as above.
     unsafe impl aya::Pod for super::DirectEnd {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::RefusalShare {}
 }
 
 #[cfg(test)]
@@ -281,6 +330,20 @@ mod tests {
                 "{source} {port}"
             );
         }
+    }
+
+    #[test]
+    fn a_pod_is_told_of_so_many_refusals_in_each_period() {
+        let mut share = RefusalShare::default();
+        for period in [3_u64, 4, 9] {
+            let told = (0..1000_u64).filter(|at| {
+                let (next, tell) = share.one_more((period << REFUSALS_PERIOD) + at);
+                share = next;
+                tell
+            });
+            assert_eq!(told.count(), REFUSALS_TOLD as usize, "{period}");
+        }
+        assert_eq!(share.untold, 3 * (1000 - u64::from(REFUSALS_TOLD)));
     }
 
     #[test]

@@ -19,7 +19,8 @@ pub use decide::{
 };
 pub use direct::{
     ANY_PORT, COUNTERS, Cached, Counter, Destination, Direct, DirectEnd, DirectKind, EVENTS_LEN, MAX_DESTINATIONS,
-    MAX_DIRECT, MAX_RANGES, MAX_VERDICTS, NO_VERDICT, NOBODY, Range, Verdict, VerdictKey, cached,
+    MAX_DIRECT, MAX_RANGES, MAX_VERDICTS, NO_VERDICT, NOBODY, REFUSALS_LEN, REFUSALS_PERIOD, REFUSALS_TOLD, Range,
+    RefusalKind, RefusalShare, Verdict, VerdictKey, cached, refusal_index,
 };
 pub use maps::{
     AddrKey, COMMAND_LEN, Config, Flow, FlowKey, FlowKind, LAYOUT, LISTENERS_PER_POD, Listener, MAX_CLIENTS, MAX_FLOWS,

@@ -5,7 +5,7 @@ use crate::{Addr, Endpoint, HostPort};
 
 /// The version of the layout of all maps and values: part of the name of the folder in which they are pinned. To be
 /// raised with every change to a map's kind, size, key or value, or to what one of them means.
-pub const LAYOUT: u32 = 1;
+pub const LAYOUT: u32 = 2;
 /// The most pods that one node enrols.
 pub const MAX_PODS: u32 = 1024;
 /// The most captured connections between their SYN and the proxy's accept.

@@ -166,7 +166,7 @@ fn steer<const ONLY_V4: bool>(
                     (_, Some(endpoint)) => Some((endpoint.addr, endpoint.port)),
                     (_, None) => Some((addr, port)),
                 };
-                direct::tell_refused(netns, server, |flow| {
+                direct::tell_refused(netns, pod.slot, server, |flow| {
                     describe(flow, FlowKind::Direct, addr, port, None, cgroup)
                 });
             }

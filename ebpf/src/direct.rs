@@ -1,15 +1,16 @@
 //! The records of direct connections: begun before the SYN, told to the proxy at the end.
 
 use core::mem::MaybeUninit;
+use core::ptr;
 
-use adit_common::{Addr, Counter, Direct, DirectEnd, DirectKind, Flow, HostPort};
+use adit_common::{Addr, Counter, Direct, DirectEnd, DirectKind, Flow, HostPort, RefusalKind, refusal_index};
 use aya_ebpf::EbpfContext as _;
 use aya_ebpf::bindings::BPF_ANY;
 use aya_ebpf::helpers::generated::{bpf_get_socket_cookie, bpf_ktime_get_ns};
 use aya_ebpf::maps::ring_buf::RingBufEntry;
 use aya_ebpf::programs::SockOpsContext;
 
-use crate::maps::{DIRECT, EVENTS, count};
+use crate::maps::{DIRECT, EVENTS, REFUSALS, REFUSED, count};
 
 /// Records a connection. `flow` is what is known of it at the side that connects. Whether there was memory for it.
 #[inline(always)]
@@ -35,7 +36,12 @@ pub fn record(
         server_port: server.1,
         dialled_port: flow.map_or(server.1, |flow| flow.port),
         kind: kind as u16,
-        reserved: 0,
+        state: 0,
+        closed: 0,
+        acked: 0,
+        received: 0,
+        srtt: 0,
+        retransmits: 0,
     };
     let recorded = DIRECT.insert(cookie(ctx), direct, BPF_ANY.into()).is_ok();
     if !recorded {
@@ -53,12 +59,11 @@ pub fn half_closed(ctx: &SockOpsContext) {
     }
 }
 
-/// The socket has closed, from `state`.
+/// The socket has closed, from `state`. Where the ring is full the end waits in the map.
 #[inline(always)]
 pub fn end(ctx: &SockOpsContext, state: u32) {
     let cookie = cookie(ctx);
-    // SAFETY: as above.
-    let Some(direct) = (unsafe { DIRECT.get(cookie) }) else {
+    let Some(place) = DIRECT.get_ptr_mut(cookie) else {
         return;
     };
     // SAFETY: the context's own fields.
@@ -68,59 +73,86 @@ pub fn end(ctx: &SockOpsContext, state: u32) {
     };
     if let Some(mut entry) = EVENTS.reserve(0) {
         fill(&mut entry, |end| {
-            end.direct = *direct;
+            // SAFETY: as above.
+            end.direct = unsafe { *place };
+            end.direct.closed = now();
+            end.direct.acked = acked;
+            end.direct.received = received;
+            end.direct.srtt = srtt;
+            end.direct.retransmits = retransmits;
+            end.direct.state = state;
             end.cookie = cookie;
-            end.closed = now();
-            end.acked = acked;
-            end.received = received;
-            end.srtt = srtt;
-            end.retransmits = retransmits;
-            end.state = state;
-            end.reserved = 0;
         });
         // First: whoever hears of the end finds it open no more.
         let _ = DIRECT.remove(cookie);
         entry.submit(0);
     } else {
-        let _ = DIRECT.remove(cookie);
-        count(Counter::LostEnds, 1);
-        count(Counter::LostSent, acked);
-        count(Counter::LostReceived, received);
+        // SAFETY: as above.
+        unsafe {
+            (*place).closed = now();
+            (*place).acked = acked;
+            (*place).received = received;
+            (*place).srtt = srtt;
+            (*place).retransmits = retransmits;
+            // Last: by this the proxy knows it.
+            ptr::write_volatile(&raw mut (*place).state, state);
+        }
+        count(Counter::LateEnds, 1);
     }
 }
 
-/// A connect to `server` was refused by a cached verdict, or because there is no such server. `describe` fills in what
-/// was dialled and its author.
+/// A connect of the pod at `slot` to `server` was refused by a cached verdict, or because there is no such server.
+/// `describe` fills in what was dialled and its author.
 #[inline(always)]
-pub fn tell_refused(netns: u64, server: Option<(Addr, HostPort)>, describe: impl FnOnce(&mut Flow)) {
+pub fn tell_refused(netns: u64, slot: u32, server: Option<(Addr, HostPort)>, describe: impl FnOnce(&mut Flow)) {
+    let nowhere = (Addr::default(), HostPort(0));
+    let server = server.unwrap_or(nowhere);
+    if !is_to_be_told(slot, RefusalKind::Connect) {
+        return;
+    }
     let mut flow = Flow::default();
     describe(&mut flow);
-    let nowhere = (Addr::default(), HostPort(0));
-    tell(
-        DirectKind::Outbound,
-        netns,
-        nowhere,
-        server.unwrap_or(nowhere),
-        Some(&flow),
-    );
+    tell(DirectKind::Outbound, netns, nowhere, server, Some(&flow));
 }
 
-/// A SYN was refused by a cached verdict.
+/// A SYN to the pod at `slot` was refused by a cached verdict.
 #[inline(always)]
-pub fn tell_refused_syn(netns: u64, client: Addr, client_port: HostPort, server: Addr, server_port: HostPort) {
-    tell(
-        DirectKind::Inbound,
-        netns,
-        (client, client_port),
-        (server, server_port),
-        None,
-    );
+pub fn tell_refused_syn(
+    netns: u64,
+    slot: u32,
+    client: Addr,
+    client_port: HostPort,
+    server: Addr,
+    server_port: HostPort,
+) {
+    if is_to_be_told(slot, RefusalKind::Syn) {
+        let (client, server) = ((client, client_port), (server, server_port));
+        tell(DirectKind::Inbound, netns, client, server, None);
+    }
+}
+
+/// Whether the pod's share of refusals is not used up; else this one is only counted.
+#[inline(always)]
+fn is_to_be_told(slot: u32, kind: RefusalKind) -> bool {
+    let Some(place) = REFUSED.get_ptr_mut(refusal_index(slot, kind)) else {
+        return false;
+    };
+    // SAFETY: an element of the map. Others may write at the same time: then a few more are told, or not counted here.
+    let tell = unsafe {
+        let (share, tell) = (*place).one_more(now());
+        *place = share;
+        tell
+    };
+    if !tell {
+        count(Counter::UntoldRefusals, 1);
+    }
+    tell
 }
 
 #[inline(always)]
 fn tell(kind: DirectKind, netns: u64, client: (Addr, HostPort), server: (Addr, HostPort), flow: Option<&Flow>) {
-    let Some(mut entry) = EVENTS.reserve(0) else {
-        count(Counter::LostEnds, 1);
+    let Some(mut entry) = REFUSALS.reserve(0) else {
+        count(Counter::UntoldRefusals, 1);
         return;
     };
     fill(&mut entry, |end| {
@@ -138,15 +170,13 @@ fn tell(kind: DirectKind, netns: u64, client: (Addr, HostPort), server: (Addr, H
         end.direct.server_port = server.1;
         end.direct.dialled_port = flow.map_or(server.1, |flow| flow.port);
         end.direct.kind = kind as u16;
-        end.direct.reserved = 0;
+        end.direct.state = 0;
+        end.direct.closed = now;
+        end.direct.acked = 0;
+        end.direct.received = 0;
+        end.direct.srtt = 0;
+        end.direct.retransmits = 0;
         end.cookie = 0;
-        end.closed = now;
-        end.acked = 0;
-        end.received = 0;
-        end.srtt = 0;
-        end.retransmits = 0;
-        end.state = 0;
-        end.reserved = 0;
     });
     entry.submit(0);
 }

@@ -7,7 +7,7 @@ use adit_common::{
     Addr, AddrKey, COUNTERS, Cached, Config, Counter, Destination, Direct, DirectEnd, EVENTS_LEN, Endpoint,
     EndpointKey, EndpointList, Flow, FlowKey, LISTENERS_PER_POD, MAX_CLIENTS, MAX_DESTINATIONS, MAX_DIRECT,
     MAX_ENDPOINTS, MAX_FLOWS, MAX_OTHERS, MAX_PODS, MAX_PROXIES, MAX_RANGES, MAX_SERVICES, MAX_VERDICTS, NO_VERDICT,
-    Pod, STRANGERS_LEN, ServiceKey, Stranger, Verdict, VerdictKey,
+    Pod, REFUSALS_LEN, RefusalShare, STRANGERS_LEN, ServiceKey, Stranger, Verdict, VerdictKey,
 };
 use aya_ebpf::bindings::{BPF_F_NO_PREALLOC, BPF_SK_STORAGE_GET_F_CREATE, bpf_sock};
 use aya_ebpf::btf_maps::lpm_trie::Key;
@@ -71,6 +71,14 @@ pub static DIRECT: HashMap<u64, Direct, { MAX_DIRECT as usize }, GROWS> = HashMa
 /// The ends of direct connections, for the proxy's log and metrics.
 #[btf_map(name = "adit_events")]
 pub static EVENTS: RingBuf<DirectEnd, { EVENTS_LEN as usize }> = RingBuf::new();
+
+/// Refusals, for the proxy's log and metrics. A ring of their own: they are not to crowd out the ends of connections.
+#[btf_map(name = "adit_refusals")]
+pub static REFUSALS: RingBuf<DirectEnd, { REFUSALS_LEN as usize }> = RingBuf::new();
+
+/// How much of each pod's refusals has been told, so that no pod crowds out another's: see `refusal_index`.
+#[btf_map(name = "adit_refused")]
+pub static REFUSED: Array<RefusalShare, { 2 * MAX_PODS as usize }> = Array::new();
 
 /// What is counted, by [`Counter`].
 #[btf_map(name = "adit_counters")]

@@ -86,7 +86,7 @@ pub fn adit_sk_lookup(ctx: SkLookupContext) -> u32 {
             SK_PASS
         }
         SynVerdict::Refuse => {
-            direct::tell_refused_syn(netns, remote, remote_port, local, port);
+            direct::tell_refused_syn(netns, ADIT_SLOT.load(), remote, remote_port, local, port);
             SK_DROP
         }
         SynVerdict::Steer(listener) => assign(&ctx, netns, flags, remote, remote_port, port, listener),

@@ -3,7 +3,7 @@
 //!
 //! Minimum kernel 5.15 (`bpf_get_netns_cookie`).
 
-use adit_common::{Addr, Cached, DirectKind, Flow, FlowKey, FlowKind, HBONE_PORT, HostPort, NOBODY};
+use adit_common::{Addr, Cached, Counter, DirectKind, Flow, FlowKey, FlowKind, HBONE_PORT, HostPort, NOBODY};
 use aya_ebpf::EbpfContext as _;
 use aya_ebpf::bindings::{
     BPF_ANY, BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB, BPF_SOCK_OPS_STATE_CB, BPF_SOCK_OPS_STATE_CB_FLAG,
@@ -15,7 +15,7 @@ use aya_ebpf::programs::SockOpsContext;
 
 use crate::context::read_addr;
 use crate::direct;
-use crate::maps::{CLIENTS, FLOWS, PODS, known, set_socket_flow, socket_flow};
+use crate::maps::{CLIENTS, FLOWS, PODS, count, known, set_socket_flow, socket_flow};
 
 const AF_INET: u32 = 2;
 pub const TCP_SYN_SENT: u32 = 2;
@@ -53,7 +53,7 @@ fn publish(ctx: &SockOpsContext) {
         return;
     };
     let announced = match FlowKind::from_u16(flow.kind) {
-        FlowKind::Captured | FlowKind::Own => FLOWS.insert(flow_key(ctx), flow, BPF_ANY.into()).is_ok(),
+        FlowKind::Captured | FlowKind::Own => announce(flow_key(ctx), flow),
         FlowKind::Direct => publish_direct(ctx, flow),
         // Never a pod's.
         FlowKind::Probe => false,
@@ -75,13 +75,19 @@ fn publish_direct(ctx: &SockOpsContext, flow: &Flow) -> bool {
     let (destination, _) = known(NOBODY, &server.0, server.1);
     if destination != 0 && known(NOBODY, &client.0, client.1).0 == netns {
         // Where the map is full it is a stranger's too.
-        let _ = FLOWS.insert(
-            FlowKey::new(destination, client.0, client.1, server.1),
-            flow,
-            BPF_ANY.into(),
-        );
+        announce(FlowKey::new(destination, client.0, client.1, server.1), flow);
     }
     true
+}
+
+/// Announces a connection to the socket lookup of the side that accepts. Whether there was room.
+#[inline(always)]
+fn announce(key: FlowKey, flow: &Flow) -> bool {
+    let announced = FLOWS.insert(key, flow, BPF_ANY.into()).is_ok();
+    if !announced {
+        count(Counter::FlowsFull, 1);
+    }
+    announced
 }
 
 /// A socket was made for a connection that has come in.

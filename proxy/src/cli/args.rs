@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::builder::{ArgPredicate, NonEmptyStringValueParser};
 use clap::{Args, ValueEnum};
 
-use super::values::{BpfLog, LogLevel, parse_bytes, parse_duration, parse_positive_duration};
+use super::values::{BpfLog, LogLevel, parse_bytes, parse_duration, parse_map_entries, parse_positive_duration};
 use crate::telemetry::LogFormat;
 
 const NODE_HEADING: &str = "Node and mesh";
@@ -211,6 +211,14 @@ pub struct NodeArgs {
     /// For which pod the kernel programs explain their decisions in the log: none, all, or NAMESPACE/NAME
     #[arg(long, value_name = "PODS", env = "ADIT_BPF_LOG", help_heading = ADMIN_HEADING, default_value = "none")]
     pub(super) bpf_log: BpfLog,
+
+    /// For tests: the version in whose folder maps and programs are pinned, as if this were of that layout
+    #[arg(long, value_name = "VERSION", hide = true, default_value_t = adit_common::LAYOUT)]
+    pub(super) layout: u32,
+
+    /// For tests: a map and how many entries it has, instead of those it is made for
+    #[arg(long, value_name = "MAP=N", hide = true, value_parser = parse_map_entries)]
+    pub(super) map_entries: Vec<(String, u32)>,
 
     #[command(flatten)]
     pub(super) log: LogArgs,

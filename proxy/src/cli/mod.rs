@@ -283,7 +283,7 @@ mod tests {
         let mut known = vec!["--help".to_owned(), "--version".to_owned()];
         let command = Adit::command();
         let node = command.find_subcommand("node").unwrap();
-        for arg in node.get_arguments() {
+        for arg in node.get_arguments().filter(|arg| !arg.is_hide_set()) {
             let Some(long) = arg.get_long() else { continue };
             // What is to be done, rather than how, is said on the command line only.
             if arg.get_action().takes_values() {

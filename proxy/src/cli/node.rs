@@ -1,8 +1,8 @@
 //! `adit node`: the layers put together into a running proxy.
 
 use std::collections::HashSet;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::spawn_blocking;
-use tokio::time::{interval, timeout};
+use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::admin_page::AdminPage;
 use super::args::StartupMode;
@@ -27,7 +27,7 @@ use crate::identity::{CaClient, CaSettings, CertStore, IdentityLease, StoreSetti
 use crate::mesh::MeshHandle;
 use crate::mesh::source::{FileSource, StatusHandle};
 use crate::node::{self, Births, Enrolment, LocalPods};
-use crate::steer::{self, KubeletSettings, LogScope, Prepared, Startup, SteerError, SteerSettings, Steering};
+use crate::steer::{self, DirectEnds, KubeletSettings, LogScope, Prepared, Startup, SteerError, SteerSettings, Steering};
 use crate::telemetry::{Telemetry, TelemetrySettings};
 
 /// How long a proxy that takes over waits for its certificates; the one in charge has its own.
@@ -38,6 +38,10 @@ const SWEEP_EVERY: Duration = Duration::from_secs(60);
 const TRIM_EVERY: Duration = Duration::from_secs(5);
 /// How often it is looked whether the kubelet has been started anew.
 const KUBELET_EVERY: Duration = Duration::from_secs(1);
+/// How often it is looked whether ends of direct connections found no room in their ring.
+const LATE_ENDS_EVERY: Duration = Duration::from_secs(1);
+/// How often it is looked whether direct connections are gone that are told of as open.
+const GONE_EVERY: Duration = Duration::from_secs(10);
 /// How long the end waits for the last lines of the access log to be written.
 const LAST_LINES: Duration = Duration::from_secs(1);
 
@@ -111,6 +115,7 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
         flows: steering.flows(),
         clients: steering.clients(),
         pods: pods.clone(),
+        broken: Mutex::default(),
         observer: telemetry.clone(),
         settings: DataplaneSettings {
             connect_timeout: settings.connect_timeout,
@@ -139,9 +144,11 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
     .await?;
     let direct = Arc::new(DirectConnections::new(Arc::clone(&plane), steering.open_direct()));
     telemetry.watch_direct(Arc::clone(&direct));
+    let verdicts = Verdicts::take_over(steering.verdicts(), steering.services())?;
+    telemetry.watch_unplaced(verdicts.unplaced());
     let kept = Kept {
         enrolment,
-        verdicts: Verdicts::take_over(steering.verdicts(), steering.services())?,
+        verdicts,
         direct: Arc::clone(&direct),
         pods: pods.clone(),
         telemetry: Arc::clone(&telemetry),
@@ -168,13 +175,8 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
     tokio::spawn(Control::bind(&settings.run_dir)?.serve(wish));
     drop(turn);
     // A predecessor has read it until now.
-    let ends = steering.direct_ends()?;
-    let told = Arc::clone(&direct);
-    let reading = tokio::spawn(async move {
-        if let Err(error) = ends.follow(|end| told.ended(end)).await {
-            tracing::error!("reading the ends of direct connections: {error}; they are no longer logged and counted");
-        }
-    });
+    let (ends, refusals) = (steering.direct_ends()?, steering.refusals()?);
+    let reading = tokio::spawn(watch_direct(Arc::clone(&direct), ends, refusals));
     // Now that all that was there before is known.
     namespaces.set_startup(match settings.startup {
         StartupMode::Enforced => Startup::Enforced,
@@ -266,6 +268,39 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Follows what the kernel tells of direct connections and refusals, and looks for what it could not tell.
+async fn watch_direct(direct: Arc<DirectConnections>, ends: DirectEnds, refusals: DirectEnds) {
+    let told = async {
+        let ends = ends.follow(|end| direct.ended(end));
+        let refusals = refusals.follow(|refusal| direct.ended(refusal));
+        if let Err(error) = tokio::try_join!(ends, refusals) {
+            tracing::error!("reading the ends of direct connections: {error}; they are no longer logged and counted");
+        }
+    };
+    let missed = async {
+        let (mut late, mut gone) = (interval(LATE_ENDS_EVERY), interval(GONE_EVERY));
+        for due in [&mut late, &mut gone] {
+            due.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        }
+        loop {
+            let direct = Arc::clone(&direct);
+            let looked = tokio::select! {
+                _ = late.tick() => spawn_blocking(move || direct.catch_up()).await,
+                _ = gone.tick() => spawn_blocking(move || {
+                    direct.log_untold_refusals()?;
+                    direct.close_gone()
+                }).await,
+            };
+            match looked {
+                Ok(Ok(0)) | Err(_) => {}
+                Ok(Ok(count)) => tracing::info!("{count} ends of direct connections were told late or not at all"),
+                Ok(Err(error)) => tracing::warn!("{error}; ends of direct connections may be missing"),
+            }
+        }
+    };
+    tokio::join!(told, missed);
+}
+
 /// Gets a certificate for each identity of this node's pods, before any of their connections needs it.
 async fn fetch_certificates(certs: &CertStore, node: &str, mesh: &MeshHandle) -> anyhow::Result<Vec<IdentityLease>> {
     let identities = node::wanted_identities(node, &mesh.load());
@@ -299,6 +334,8 @@ async fn prepare_steering(settings: &NodeSettings) -> anyhow::Result<Prepared> {
         pods_cgroup: settings.pods_cgroup.clone(),
         kubelet: kubelet_settings(settings)?,
         bpf_dir: settings.bpf_dir.clone(),
+        layout: settings.layout,
+        map_entries: settings.map_entries.clone(),
         log,
     };
     Ok(spawn_blocking(move || Prepared::new(&steer_settings)).await??)

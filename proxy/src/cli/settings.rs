@@ -1,5 +1,6 @@
 //! The settings of `adit node`, checked and complete.
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -96,6 +97,10 @@ pub struct NodeSettings {
     pub access_log: Option<LogFormat>,
     /// For which pods the kernel programs explain themselves.
     pub bpf_log: BpfLog,
+    /// The version of the layout of maps, by which the folder of pins is named.
+    pub layout: u32,
+    /// Maps that are to have other sizes than they are made for.
+    pub map_entries: HashMap<String, u32>,
 }
 
 impl TryFrom<NodeArgs> for NodeSettings {
@@ -148,6 +153,8 @@ impl TryFrom<NodeArgs> for NodeSettings {
             admin: args.admin,
             access_log: (args.access_log == Switch::On).then_some(log_format),
             bpf_log: args.bpf_log,
+            layout: args.layout,
+            map_entries: args.map_entries.into_iter().collect(),
         })
     }
 }

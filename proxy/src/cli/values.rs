@@ -22,6 +22,9 @@ pub enum ValueError {
     /// Not `none`, `all` or a pod's name.
     #[error("must be none, all, or a pod as NAMESPACE/NAME")]
     Pods,
+    /// Not a map and a number.
+    #[error("a map's name and a number, such as adit_flows=10")]
+    MapEntries,
     /// Not a filter; the text says why.
     #[error("not a log filter: {0}; one is, for example, info or warn,adit::hbone=debug")]
     Filter(String),
@@ -55,6 +58,13 @@ pub(super) fn parse_positive_duration(text: &str) -> Result<Duration, ValueError
             Ok(duration)
         }
     })
+}
+
+/// Parses `adit_flows=10`.
+pub(super) fn parse_map_entries(text: &str) -> Result<(String, u32), ValueError> {
+    let (map, entries) = text.split_once('=').ok_or(ValueError::MapEntries)?;
+    let entries = entries.parse().map_err(|_| ValueError::MapEntries)?;
+    Ok((map.to_owned(), entries))
 }
 
 /// Parses a window size: bytes, or `64KiB`, `4MiB`, `1GiB`.

@@ -3,11 +3,12 @@
 use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
@@ -17,11 +18,18 @@ use crate::node::LocalPod;
 /// How long accepting pauses when the kernel has no descriptor or memory for a connection, at first and at most.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
-/// Accepts until the process drains, and then what the kernel has accepted by then; waits for all of that. Dropping it ends everything it has accepted.
+/// A listener, and whether another has taken its place.
+pub(super) struct Listener {
+    pub(super) listener: TcpListener,
+    pub(super) replaced: watch::Receiver<bool>,
+}
+
+/// Accepts until the process drains or the listener has been replaced, and then what the kernel has accepted by then;
+/// waits for all of that. Dropping it ends everything it has accepted.
 pub(super) async fn accept_all<F>(
     worker: Rc<Worker>,
     pod: Arc<LocalPod>,
-    listener: TcpListener,
+    Listener { listener, mut replaced }: Listener,
     handle: impl Fn(Rc<Worker>, Arc<LocalPod>, TcpStream, SocketAddr) -> F,
 ) where
     F: Future<Output = ()> + 'static,
@@ -32,6 +40,7 @@ pub(super) async fn accept_all<F>(
     loop {
         tokio::select! {
             _ = draining.wait_for(|draining| *draining) => break,
+            _ = replaced.wait_for(|replaced| *replaced) => break,
             Some(_) = connections.join_next() => {}
             accepted = listener.accept() => match accepted {
                 Ok((tcp, from)) => {
@@ -41,6 +50,11 @@ pub(super) async fn accept_all<F>(
                 }
                 // The connection's own trouble.
                 Err(error) if is_about_connection(&error) => {}
+                // It listens no more. Whoever keeps pods enrolled makes others.
+                Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+                    worker.plane.broken.lock().unwrap_or_else(PoisonError::into_inner).insert(Arc::clone(pod.uid()));
+                    break;
+                }
                 Err(error) => {
                     tracing::warn!(
                         "accepting connections of {}/{}: {error}; pausing for {} ms",

@@ -15,8 +15,9 @@ mod track;
 mod verdicts;
 mod worker;
 
-use std::sync::Arc;
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -29,7 +30,7 @@ use crate::steer::{Clients, Flows};
 use record::Observer;
 
 pub use direct::DirectConnections;
-pub use verdicts::Verdicts;
+pub use verdicts::{Unplaced, Verdicts};
 pub use worker::Workers;
 
 /// How the data plane behaves.
@@ -53,6 +54,8 @@ pub struct Dataplane {
     pub clients: Clients,
     /// The enrolled pods.
     pub pods: LocalPods,
+    /// The uids of pods of which a listener has been closed by somebody else.
+    pub broken: Mutex<HashSet<Arc<str>>>,
     /// Who is told of connections.
     pub observer: Arc<dyn Observer>,
     /// How to behave.

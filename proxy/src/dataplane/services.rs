@@ -121,9 +121,9 @@ impl Services {
         keys.filter(differs).map(|key| key.addr).collect()
     }
 
-    /// Makes the lists those wanted. Each is there in whole before it is named; a port whose list finds no room is asked,
-    /// and the log says so.
-    pub(super) fn tell(&mut self, wanted: Lists) -> Result<(), SteerError> {
+    /// Makes the lists those wanted. Each is there in whole before it is named; a port whose list finds no room is asked.
+    /// Gives how many those are.
+    pub(super) fn tell(&mut self, wanted: Lists) -> Result<usize, SteerError> {
         self.forget_retired()?;
         let unwanted: Vec<ServiceKey> = self
             .told
@@ -134,21 +134,18 @@ impl Services {
         for service in unwanted {
             self.remove(service)?;
         }
-        let mut full = None;
+        let mut full = 0;
         for (service, endpoints) in wanted {
             if self.told.get(&service).is_some_and(|told| told.endpoints == endpoints) {
                 continue;
             }
             if let Err(error) = self.replace(service, endpoints) {
                 self.remove(service)?;
-                let (count, _) = full.get_or_insert((0, error));
-                *count += 1;
+                tracing::debug!("the choice of a port's endpoints stays with the proxy: {error}");
+                full += 1;
             }
         }
-        if let Some((count, error)) = full {
-            tracing::warn!("the choice of endpoints for {count} ports of services stays with the proxy: {error}");
-        }
-        Ok(())
+        Ok(full)
     }
 
     fn replace(&mut self, service: ServiceKey, endpoints: Vec<Endpoint>) -> Result<(), SteerError> {

@@ -1,9 +1,11 @@
 //! What the kernel is to decide by itself, and how it comes to know it.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 use std::sync::Arc;
 
 use adit_common::{ANY_PORT, Addr, Cached, Destination, NOBODY, Range, VerdictKey};
+use arc_swap::ArcSwap;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::identity::SpiffeId;
@@ -22,6 +24,35 @@ pub struct Verdicts {
     maps: VerdictMaps,
     told: Told,
     services: Services,
+    unplaced: Arc<ArcSwap<Unplaced>>,
+}
+
+/// What the kernel's maps have no room for: the proxy decides instead.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Unplaced {
+    /// Addresses.
+    pub destinations: usize,
+    /// Ranges of addresses.
+    pub ranges: usize,
+    /// Pods whose verdicts have no room.
+    pub verdicts: usize,
+    /// Ports of services.
+    pub services: usize,
+}
+
+impl fmt::Display for Unplaced {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            destinations,
+            ranges,
+            verdicts,
+            services,
+        } = self;
+        write!(
+            f,
+            "{destinations} addresses, {ranges} ranges, the verdicts of {verdicts} pods, {services} ports of services"
+        )
+    }
 }
 
 /// What the kernel holds.
@@ -57,12 +88,15 @@ impl Verdicts {
             maps,
             told,
             services: Services::take_over(services)?,
+            unplaced: Arc::default(),
         })
     }
 
     /// Takes over anew, once somebody else may have changed what the kernel holds.
     pub fn reclaim(&mut self) -> Result<(), SteerError> {
+        let unplaced = Arc::clone(&self.unplaced);
         *self = Self::take_over(self.maps.clone(), self.services.maps())?;
+        self.unplaced = unplaced;
         Ok(())
     }
 
@@ -72,26 +106,69 @@ impl Verdicts {
         let all = pods.all();
         let enrolled: Vec<Enrolled<'_>> = all.values().map(|pod| Enrolled::of(pod)).collect();
         let (mut wanted, lists) = wanted(mesh, &enrolled);
+        let mut unplaced = Unplaced::default();
+        // What lies in a new range may be forgotten by itself only once the range is asked.
+        unplaced.ranges += self.ask_ranges(&wanted.ranges)?;
         self.withdraw_services(&wanted, &lists)?;
         self.withdraw(&wanted)?;
-        self.tell_ranges(&wanted.ranges)?;
-        for slot in self.tell_tables(&wanted.tables)? {
+        let full = self.tell_tables(&wanted.tables)?;
+        unplaced.verdicts = full.len();
+        for slot in full {
             for destination in wanted.destinations.values_mut().filter(|known| known.slot == slot) {
                 destination.verdict = Cached::Ask as u32;
             }
         }
-        // Services last: what is known of their endpoints is there when these are named.
-        let leads_to_list = |destination: &Destination| destination.verdict == Cached::Service as u32;
-        for destination in wanted.destinations.values() {
-            if !leads_to_list(destination) {
-                self.set_destination(*destination)?;
+        // Services last: what is known of their endpoints is there when these are named. What may be permitted anyway
+        // before those, should there be no room for all.
+        let mut destinations: Vec<Destination> = wanted.destinations.into_values().collect();
+        destinations.sort_by_key(|destination| match Cached::from_u32(destination.verdict) {
+            Cached::Service => 2,
+            Cached::Allow if destination.netns == 0 => 1,
+            _ => 0,
+        });
+        let of_services = destinations.partition_point(|known| known.verdict != Cached::Service as u32);
+        let (others, services) = destinations.split_at(of_services);
+        let mut asked = self.set_destinations(others, &mut unplaced);
+        unplaced.services = self.services.tell(lists)?;
+        asked |= self.set_destinations(services, &mut unplaced);
+        if asked || unplaced.ranges > 0 {
+            // Nothing is permitted by a range that may hold what has no place of its own to be asked.
+            wanted.ranges.retain(|_, verdict| *verdict != Cached::Allow);
+            self.ask_ranges(&wanted.ranges)?;
+        }
+        unplaced.ranges += self.allow_ranges(&wanted.ranges)?;
+        self.note(unplaced);
+        Ok(())
+    }
+
+    /// What had no place at the last time.
+    pub fn unplaced(&self) -> Arc<ArcSwap<Unplaced>> {
+        Arc::clone(&self.unplaced)
+    }
+
+    fn note(&self, unplaced: Unplaced) {
+        let before = self.unplaced.swap(Arc::new(unplaced));
+        if *before == unplaced {
+            return;
+        }
+        if unplaced == Unplaced::default() {
+            tracing::info!("the kernel's maps have room for everything again");
+        } else {
+            tracing::warn!("the kernel's maps have no room for {unplaced}: the proxy decides on these connections");
+        }
+    }
+
+    /// Enters these, as far as there is room. Whether any has found none that was not to be permitted anyway.
+    fn set_destinations(&mut self, destinations: &[Destination], unplaced: &mut Unplaced) -> bool {
+        let mut asked = false;
+        for destination in destinations {
+            if let Err(error) = self.set_destination(*destination) {
+                tracing::debug!("{error}: {:?}", std::net::IpAddr::from(destination.addr));
+                unplaced.destinations += 1;
+                asked |= destination.verdict != Cached::Allow as u32;
             }
         }
-        self.services.tell(lists)?;
-        for destination in wanted.destinations.into_values() {
-            self.set_destination(destination)?;
-        }
-        Ok(())
+        asked
     }
 
     fn set_destination(&mut self, destination: Destination) -> Result<(), SteerError> {
@@ -130,7 +207,11 @@ impl Verdicts {
                     verdict: Cached::Ask as u32,
                     ..*next
                 };
-                self.maps.set_destination(*told)?;
+                // Without memory to replace it, it goes.
+                if self.maps.set_destination(*told).is_err() {
+                    self.maps.remove_destination(*addr)?;
+                    gone.push(*addr);
+                }
             }
         }
         for addr in gone {
@@ -139,30 +220,46 @@ impl Verdicts {
         Ok(())
     }
 
-    /// What permits goes before what asks is taken away, and comes after what asks is there.
-    fn tell_ranges(&mut self, wanted: &HashMap<Range, Cached>) -> Result<(), SteerError> {
-        let unwanted = |told: &HashMap<Range, Cached>, verdict| -> Vec<Range> {
-            let stays = |range| wanted.get(range) == Some(&verdict);
-            let of_kind = told.iter().filter(|(range, told)| **told == verdict && !stays(*range));
-            of_kind.map(|(range, _)| *range).collect()
-        };
-        for range in unwanted(&self.told.ranges, Cached::Allow) {
+    /// Takes away what permits and is not wanted, then enters what asks. Gives how many ranges found no room.
+    fn ask_ranges(&mut self, wanted: &HashMap<Range, Cached>) -> Result<usize, SteerError> {
+        for range in self.unwanted_ranges(wanted, Cached::Allow) {
             self.maps.remove_range(range)?;
             self.told.ranges.remove(&range);
         }
-        for verdict in [Cached::Ask, Cached::Allow] {
-            for (range, _) in wanted.iter().filter(|(_, wanted)| **wanted == verdict) {
-                if self.told.ranges.get(range) != Some(&verdict) {
-                    self.maps.set_range(*range, verdict)?;
-                    self.told.ranges.insert(*range, verdict);
+        Ok(self.set_ranges(wanted, Cached::Ask))
+    }
+
+    /// Enters what permits, then takes away what asks and is not wanted. Gives how many ranges found no room.
+    fn allow_ranges(&mut self, wanted: &HashMap<Range, Cached>) -> Result<usize, SteerError> {
+        let full = self.set_ranges(wanted, Cached::Allow);
+        for range in self.unwanted_ranges(wanted, Cached::Ask) {
+            self.maps.remove_range(range)?;
+            self.told.ranges.remove(&range);
+        }
+        Ok(full)
+    }
+
+    fn unwanted_ranges(&self, wanted: &HashMap<Range, Cached>, verdict: Cached) -> Vec<Range> {
+        let told = self.told.ranges.iter().filter(|(_, told)| **told == verdict);
+        let unwanted = told.filter(|(range, _)| wanted.get(*range) != Some(&verdict));
+        unwanted.map(|(range, _)| *range).collect()
+    }
+
+    fn set_ranges(&mut self, wanted: &HashMap<Range, Cached>, verdict: Cached) -> usize {
+        let mut full = 0;
+        for (range, _) in wanted.iter().filter(|(_, wanted)| **wanted == verdict) {
+            if self.told.ranges.get(range) == Some(&verdict) {
+                continue;
+            }
+            match self.maps.set_range(*range, verdict) {
+                Ok(()) => drop(self.told.ranges.insert(*range, verdict)),
+                Err(error) => {
+                    tracing::debug!("{error}: {range:?}");
+                    full += 1;
                 }
             }
         }
-        for range in unwanted(&self.told.ranges, Cached::Ask) {
-            self.maps.remove_range(range)?;
-            self.told.ranges.remove(&range);
-        }
-        Ok(())
+        full
     }
 
     /// Makes the tables those wanted. Gives the slots whose tables found no room.
@@ -193,7 +290,7 @@ impl Verdicts {
                 match self.maps.set_verdict(key(*source, *slot, *port), *verdict) {
                     Ok(()) => drop(told.insert((*source, *port), *verdict)),
                     Err(error) => {
-                        tracing::warn!("the verdicts of a pod (slot {slot}) stay with the proxy: {error}");
+                        tracing::debug!("the verdicts of a pod (slot {slot}) stay with the proxy: {error}");
                         full.push(*slot);
                         break;
                     }

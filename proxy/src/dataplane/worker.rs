@@ -1,7 +1,7 @@
 //! The threads that carry connections.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,11 +9,11 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use tokio::net::TcpListener;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinSet, LocalSet};
 use tokio::time::{sleep, timeout};
 
-use super::accept::accept_all;
+use super::accept::{Listener, accept_all};
 use super::standing::Standing;
 use super::{Dataplane, inbound, outbound};
 use crate::hbone::{HboneSettings, Pool};
@@ -34,7 +34,7 @@ pub(super) struct Worker {
 
 enum Command {
     Add(Arc<LocalPod>, PodListeners),
-    /// Serve these listeners too.
+    /// Serve these listeners instead.
     Listen(Arc<LocalPod>, PodListeners),
     Remove(Arc<str>),
     /// End; first, if so, let tunnels send what they hold.
@@ -45,6 +45,7 @@ enum Command {
 
 /// The workers.
 pub struct Workers {
+    plane: Arc<Dataplane>,
     commands: Vec<mpsc::UnboundedSender<Command>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -53,6 +54,7 @@ impl Workers {
     /// Starts `count` workers.
     pub fn start(plane: &Arc<Dataplane>, count: usize) -> io::Result<Self> {
         let mut workers = Self {
+            plane: Arc::clone(plane),
             commands: Vec::new(),
             threads: Mutex::default(),
         };
@@ -104,6 +106,10 @@ impl PodServer for Workers {
         }
     }
 
+    fn take_broken(&self) -> HashSet<Arc<str>> {
+        std::mem::take(&mut self.plane.broken.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     fn removed(&self, uid: &str) {
         for worker in &self.commands {
             // A worker that has ended serves nothing any more.
@@ -120,7 +126,7 @@ async fn run(plane: Arc<Dataplane>, mut commands: mpsc::UnboundedReceiver<Comman
         rng: RefCell::new(fastrand::Rng::new()),
         standing: Standing::default(),
     });
-    let mut pods: HashMap<Arc<str>, JoinSet<()>> = HashMap::new();
+    let mut pods: HashMap<Arc<str>, Served> = HashMap::new();
     let mut generations = worker.plane.mesh.subscribe();
     let mut draining = worker.plane.draining.clone();
     let mut drained = false;
@@ -128,15 +134,15 @@ async fn run(plane: Arc<Dataplane>, mut commands: mpsc::UnboundedReceiver<Comman
         tokio::select! {
             command = commands.recv() => match command {
                 Some(Command::Add(pod, listeners)) => {
-                    let mut tasks = JoinSet::new();
-                    if let Err(error) = serve(&worker, &pod, listeners, &mut tasks) {
+                    let mut served = Served::default();
+                    if let Err(error) = served.serve(&worker, &pod, listeners) {
                         tracing::error!("pod {} is not served: {error}", pod.uid());
                     }
-                    pods.insert(Arc::clone(pod.uid()), tasks);
+                    pods.insert(Arc::clone(pod.uid()), served);
                 }
                 Some(Command::Listen(pod, listeners)) => {
-                    let tasks = pods.entry(Arc::clone(pod.uid())).or_default();
-                    if let Err(error) = serve(&worker, &pod, listeners, tasks) {
+                    let served = pods.entry(Arc::clone(pod.uid())).or_default();
+                    if let Err(error) = served.serve(&worker, &pod, listeners) {
                         tracing::error!("pod {} is not served: {error}", pod.uid());
                     }
                 }
@@ -165,37 +171,43 @@ async fn run(plane: Arc<Dataplane>, mut commands: mpsc::UnboundedReceiver<Comman
 }
 
 /// Waits for the tunnels to end: the servers' with the pods' tasks, the clients' as they let go of the settings.
-async fn flush(worker: &Worker, pods: &mut HashMap<Arc<str>, JoinSet<()>>) {
+async fn flush(worker: &Worker, pods: &mut HashMap<Arc<str>, Served>) {
     worker.pool.retire_all();
-    for tasks in pods.values_mut() {
-        while tasks.join_next().await.is_some() {}
+    for served in pods.values_mut() {
+        while served.tasks.join_next().await.is_some() {}
     }
     while Rc::strong_count(&worker.hbone) > 1 {
         sleep(FLUSH_POLL).await;
     }
 }
 
-fn serve(worker: &Rc<Worker>, pod: &Arc<LocalPod>, listeners: PodListeners, tasks: &mut JoinSet<()>) -> io::Result<()> {
-    let (w, p) = (Rc::clone(worker), Arc::clone(pod));
-    tasks.spawn_local(accept_all(
-        w,
-        p,
-        TcpListener::from_std(listeners.outbound)?,
-        outbound::serve,
-    ));
-    let (w, p) = (Rc::clone(worker), Arc::clone(pod));
-    tasks.spawn_local(accept_all(
-        w,
-        p,
-        TcpListener::from_std(listeners.hbone)?,
-        inbound::serve_tunnel,
-    ));
-    let (w, p) = (Rc::clone(worker), Arc::clone(pod));
-    tasks.spawn_local(accept_all(
-        w,
-        p,
-        TcpListener::from_std(listeners.plaintext)?,
-        inbound::serve_plaintext,
-    ));
-    Ok(())
+/// What a worker does for one pod.
+#[derive(Default)]
+struct Served {
+    tasks: JoinSet<()>,
+    /// Says that the listeners have been replaced.
+    replaced: watch::Sender<bool>,
+}
+
+impl Served {
+    /// Serves these listeners, and no others any more. What has come through those goes on.
+    fn serve(&mut self, worker: &Rc<Worker>, pod: &Arc<LocalPod>, listeners: PodListeners) -> io::Result<()> {
+        self.replaced.send_replace(true);
+        self.replaced = watch::Sender::new(false);
+        // What has ended by itself.
+        while self.tasks.try_join_next().is_some() {}
+        let listener = |listener: std::net::TcpListener| {
+            let replaced = self.replaced.subscribe();
+            TcpListener::from_std(listener).map(|listener| Listener { listener, replaced })
+        };
+        let (outbound, hbone) = (listener(listeners.outbound)?, listener(listeners.hbone)?);
+        let plaintext = listener(listeners.plaintext)?;
+        let (w, p) = (Rc::clone(worker), Arc::clone(pod));
+        self.tasks.spawn_local(accept_all(w, p, outbound, outbound::serve));
+        let (w, p) = (Rc::clone(worker), Arc::clone(pod));
+        self.tasks.spawn_local(accept_all(w, p, hbone, inbound::serve_tunnel));
+        let (w, p) = (Rc::clone(worker), Arc::clone(pod));
+        self.tasks.spawn_local(accept_all(w, p, plaintext, inbound::serve_plaintext));
+        Ok(())
+    }
 }

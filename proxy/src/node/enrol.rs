@@ -33,8 +33,10 @@ pub enum EnrolError {
 pub trait PodServer: Send + Sync {
     /// A pod has been enrolled; one set of listeners for each worker.
     fn added(&self, pod: &Arc<LocalPod>, listeners: Vec<PodListeners>);
-    /// A pod that is enrolled has more listeners; what is open of it goes on.
+    /// A pod that is enrolled has other listeners than before; what is open of it goes on.
     fn listening(&self, pod: &Arc<LocalPod>, listeners: Vec<PodListeners>);
+    /// The uids of pods of which a listener has been closed by somebody else, since this was last asked.
+    fn take_broken(&self) -> HashSet<Arc<str>>;
     /// A pod has left: what is open of it ends.
     fn removed(&self, uid: &str);
 }

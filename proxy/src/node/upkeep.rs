@@ -25,6 +25,16 @@ impl Enrolment {
     pub fn check(&self) -> Result<Vec<String>, EnrolError> {
         let repairs = self.steering.repair()?;
         let mut done = repairs.done;
+        // A privileged process of the pod can close any socket of its namespace, the proxy's listeners too.
+        for uid in self.server.take_broken() {
+            if let (Some(enrolled), Some(pod)) = (self.enrolled.get(&uid), self.pods.get(&uid)) {
+                self.listen_anew(&pod)?;
+                done.push(format!(
+                    "somebody closed listeners of pod {}/{}",
+                    enrolled.workload.namespace, enrolled.workload.name
+                ));
+            }
+        }
         for (uid, enrolled) in &self.enrolled {
             if repairs.pods.contains(&enrolled.cookie)
                 && let Some(pod) = self.pods.get(uid)

@@ -1,5 +1,6 @@
 //! The cgroup programs: loaded beside those that may be there, then put in their place.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -30,8 +31,8 @@ impl Prepared {
     /// Opens the maps that are pinned, makes those that are not, and loads the programs. What the kernel lacks is found
     /// out where it refuses something. Nothing is steered otherwise than before.
     pub fn new(settings: &SteerSettings) -> Result<Self, SteerError> {
-        let pins = Pins::open(&settings.bpf_dir)?;
-        let mut prepared = Self::load(&settings.pods_cgroup, Some(pins), &settings.log)?;
+        let pins = Pins::open(&settings.bpf_dir, settings.layout)?;
+        let mut prepared = Self::load(&settings.pods_cgroup, Some(pins), &settings.log, &settings.map_entries)?;
         if let Some(kubelet) = &settings.kubelet {
             let loaded = Kubelet::load(kubelet, &settings.pods_cgroup, &prepared.object)?;
             prepared.kubelet = Some((kubelet.clone(), loaded));
@@ -39,14 +40,19 @@ impl Prepared {
         Ok(prepared)
     }
 
-    fn load(cgroup: &Path, pins: Option<Pins>, log: &LogScope) -> Result<Self, SteerError> {
+    fn load(
+        cgroup: &Path,
+        pins: Option<Pins>,
+        log: &LogScope,
+        map_entries: &HashMap<String, u32>,
+    ) -> Result<Self, SteerError> {
         // What is wrong with the cgroup is to be said before anything is made.
         Target::open(cgroup, PODS)?;
         let adopts = match &pins {
             Some(pins) => pins.in_force()?,
             None => false,
         };
-        let object = Object::open(log, pins.as_ref())?;
+        let object = Object::open(log, pins.as_ref(), map_entries)?;
         Ok(Self {
             pins,
             programs: CgroupPrograms::load(PODS, cgroup, &CGROUP_PROGRAMS, &object)?,
@@ -95,7 +101,7 @@ impl Steering {
     /// Programs and maps of their own, attached to nothing but `cgroup`, for a self-test that is to touch nothing. All
     /// goes when this is dropped.
     pub fn isolated(cgroup: &Path) -> Result<Self, SteerError> {
-        Prepared::load(cgroup, None, &LogScope::None)?.attach()
+        Prepared::load(cgroup, None, &LogScope::None, &HashMap::new())?.attach()
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Its application then sees `ECONNABORTED`, and the peer a reset.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::{self, Read as _};
 use std::net::{IpAddr, SocketAddr};
 
@@ -100,6 +100,17 @@ impl SockDiag {
         }
     }
 
+    /// The cookies of all connections.
+    pub fn cookies(&self) -> io::Result<HashSet<u64>> {
+        let mut cookies = HashSet::new();
+        for family in [libc::AF_INET, libc::AF_INET6] {
+            self.dump(family as u8, |id| {
+                cookies.insert(cookie_of(&id));
+            })?;
+        }
+        Ok(cookies)
+    }
+
     fn send_all(&self, requests: &[(usize, Request)], outcomes: &mut Outcomes) -> io::Result<()> {
         let mut answers = vec![0; ANSWERS];
         for batch in requests.chunks(BATCH) {
@@ -121,6 +132,15 @@ impl SockDiag {
 
     /// Finds sockets of one family by their cookies, among all of the namespace.
     fn find(&self, family: u8, wanted: &HashMap<u64, usize>, found: &mut Vec<(usize, Request)>) -> io::Result<()> {
+        self.dump(family, |id| {
+            if let Some(index) = wanted.get(&cookie_of(&id)) {
+                found.push((*index, Request::of_id(family, id)));
+            }
+        })
+    }
+
+    /// Shows the ids of all connections of one family.
+    fn dump(&self, family: u8, mut show: impl FnMut([u8; SOCKET_ID])) -> io::Result<()> {
         let all = Request {
             kind: SOCK_DIAG_BY_FAMILY,
             flags: NLM_F_REQUEST | NLM_F_DUMP,
@@ -132,13 +152,7 @@ impl SockDiag {
         loop {
             for answer in self.answers(&mut answers)? {
                 match answer.kind {
-                    SOCK_DIAG_BY_FAMILY => {
-                        let id = answer.bytes(ANSWER_BEFORE_ID)?;
-                        let cookie = u64::from_ne_bytes(answer.bytes(ANSWER_BEFORE_ID + ID_COOKIE)?);
-                        if let Some(index) = wanted.get(&cookie) {
-                            found.push((*index, Request::of_id(family, id)));
-                        }
-                    }
+                    SOCK_DIAG_BY_FAMILY => show(answer.bytes(ANSWER_BEFORE_ID)?),
                     NLMSG_DONE => return Ok(()),
                     _ => return Err(answer.error()?.unwrap_or_else(|| malformed("not a socket"))),
                 }
@@ -150,6 +164,12 @@ impl SockDiag {
         let len = (&self.netlink).read(buffer)?;
         Ok(Answers(&buffer[..len]))
     }
+}
+
+/// The cookie in a socket's id.
+fn cookie_of(id: &[u8; SOCKET_ID]) -> u64 {
+    let cookie = id.last_chunk().copied().unwrap_or_default();
+    u64::from_ne_bytes(cookie)
 }
 
 struct Outcomes {
@@ -365,6 +385,19 @@ mod tests {
             assert_eq!(diag.destroy(&[gone, never]).unwrap(), [false, false]);
             assert!(works(&mut open));
             assert!(works(&mut pair(&listener, listener.local_addr().unwrap())));
+        });
+    }
+
+    #[test]
+    fn the_cookies_are_those_of_open_connections() {
+        in_own_namespace(|diag| {
+            let listeners = ["127.0.0.1:0", "[::1]:0"].map(|at| TcpListener::bind(at).unwrap());
+            let pairs = listeners
+                .each_ref()
+                .map(|listener| pair(listener, listener.local_addr().unwrap()));
+            let ends = pairs.iter().flat_map(|(client, server)| [client, server]);
+            let wanted: HashSet<u64> = ends.map(|end| SockRef::from(end).cookie().unwrap()).collect();
+            assert_eq!(diag.cookies().unwrap(), wanted);
         });
     }
 

@@ -25,6 +25,7 @@ mod startup;
 mod sys;
 mod verdicts;
 
+use std::collections::HashMap;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -99,6 +100,10 @@ pub struct SteerSettings {
     pub kubelet: Option<KubeletSettings>,
     /// The folder of a bpffs in which maps and links are pinned.
     pub bpf_dir: PathBuf,
+    /// The version of the layout of maps, by which their folder is named: [`adit_common::LAYOUT`], but for tests.
+    pub layout: u32,
+    /// Maps that are to have other sizes than they are made for: for tests.
+    pub map_entries: HashMap<String, u32>,
     /// For which pods the programs log their decisions.
     pub log: LogScope,
 }
@@ -138,6 +143,8 @@ pub(crate) struct Maps {
     endpoints: OwnedFd,
     direct: OwnedFd,
     events: OwnedFd,
+    refusals: OwnedFd,
+    refused: OwnedFd,
     counters: OwnedFd,
     config: OwnedFd,
     others: OwnedFd,
@@ -190,6 +197,11 @@ impl Steering {
         DirectEnds::of(&self.maps)
     }
 
+    /// The ring that tells refusals. One reader only.
+    pub fn refusals(&self) -> Result<DirectEnds, SteerError> {
+        DirectEnds::of_refusals(&self.maps)
+    }
+
     /// The ring that the programs log to; once, and not where nothing is logged.
     pub fn take_log(&self) -> Option<ProgramLog> {
         if self.log == LogScope::None || self.log_taken.swap(true, Ordering::Relaxed) {
@@ -215,6 +227,8 @@ impl Maps {
             endpoints: object.map("adit_endpoints")?,
             direct: object.map("adit_direct")?,
             events: object.map("adit_events")?,
+            refusals: object.map("adit_refusals")?,
+            refused: object.map("adit_refused")?,
             counters: object.map("adit_counters")?,
             config: object.map("adit_config")?,
             others: object.map("adit_others")?,

@@ -43,9 +43,23 @@ pub(super) struct Object {
 }
 
 impl Object {
-    /// Parses the object and makes its maps, or opens those that are pinned.
-    pub(super) fn open(log: &LogScope, pins: Option<&Pins>) -> Result<Self, SteerError> {
+    /// Parses the object and makes its maps, or opens those that are pinned. Where not all are, none of those that are
+    /// serves: the programs in force work on the ones that are missing. These go on, beside what is made here.
+    pub(super) fn open(
+        log: &LogScope,
+        pins: Option<&Pins>,
+        map_entries: &HashMap<String, u32>,
+    ) -> Result<Self, SteerError> {
         let mut parsed = aya_obj::Object::parse(OBJECT).map_err(bad)?;
+        for (name, entries) in map_entries {
+            if let Some(map) = parsed.maps.get_mut(name) {
+                map.set_max_entries(*entries);
+            }
+        }
+        if let Some(pins) = pins {
+            let names = parsed.maps.keys().map(String::as_str);
+            pins.set_aside_unless_whole(names.filter(|name| name.starts_with(PINNED)))?;
+        }
         if *log == LogScope::None {
             // A constant to the verifier, which then drops the logging from the programs.
             let quiet = HashMap::from([("AYA_LOG_LEVEL", (&[0_u8][..], false))]);

@@ -1,7 +1,7 @@
 //! The names under which maps and links outlive the process: files of a bpffs.
 //!
 //! ```text
-//! /sys/fs/bpf/adit/v1/maps/adit_pods     each map
+//! /sys/fs/bpf/adit/v2/maps/adit_pods     each map
 //!                    /links/adit_connect4  each cgroup program's link
 //!                    /pods/4f          each enrolled pod's socket lookup, by the cookie of its network namespace
 //! ```
@@ -15,7 +15,6 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-use adit_common::LAYOUT;
 use nix::fcntl::{Flock, FlockArg};
 use nix::mount::{MsFlags, mount};
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
@@ -35,11 +34,11 @@ pub(super) struct Pins {
 }
 
 impl Pins {
-    /// Opens the folder below `dir`, which is made where it is missing.
-    pub(super) fn open(dir: &Path) -> Result<Self, SteerError> {
+    /// Opens the folder of this layout below `dir`, which is made where it is missing.
+    pub(super) fn open(dir: &Path, layout: u32) -> Result<Self, SteerError> {
         let pins = Self {
             dir: dir.to_owned(),
-            root: dir.join(format!("v{LAYOUT}")),
+            root: dir.join(format!("v{layout}")),
         };
         pins.ensure_folders()?;
         Ok(pins)
@@ -63,6 +62,30 @@ impl Pins {
             }
         }
         Ok(false)
+    }
+
+    /// Where programs are in force and one of their maps is not pinned, makes what is there another version's: it keeps
+    /// pods closed until they are enrolled in new maps. New programs in the same links would know of no pod until then.
+    pub(super) fn set_aside_unless_whole<'a>(&self, maps: impl Iterator<Item = &'a str>) -> Result<(), SteerError> {
+        let missing: Vec<&str> = maps
+            .filter(|name| !self.root.join("maps").join(name).exists())
+            .collect();
+        if missing.is_empty() || names(&self.root.join("links"))?.is_empty() {
+            return Ok(());
+        }
+        let aside = (0..=u32::MAX)
+            .rev()
+            .map(|version| self.dir.join(format!("v{version}")))
+            .find(|path| !path.exists())
+            .ok_or_else(|| failed("setting aside", &self.root, io::ErrorKind::AlreadyExists.into()))?;
+        tracing::warn!(
+            "{} of the maps of the programs in force are not pinned any more ({}, ...): all are made anew; the programs in \
+             force keep pods closed until these are enrolled again",
+            missing.len(),
+            missing.first().unwrap_or(&"")
+        );
+        fs::rename(&self.root, &aside).map_err(|error| failed("setting aside", &self.root, error))?;
+        self.ensure_folders()
     }
 
     /// Detaches and removes what is of other versions. Returns how many there were.
@@ -305,11 +328,13 @@ fn ensure_bpffs(dir: &Path) -> Result<(), SteerError> {
 
 #[cfg(test)]
 mod tests {
+    use adit_common::LAYOUT;
+
     use super::*;
 
     #[test]
     fn a_folder_elsewhere_than_on_a_bpffs_is_refused() {
-        let error = Pins::open(Path::new("/tmp/adit-no-bpffs"))
+        let error = Pins::open(Path::new("/tmp/adit-no-bpffs"), LAYOUT)
             .err()
             .map(|error| error.to_string());
         assert!(

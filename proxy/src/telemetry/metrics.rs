@@ -122,27 +122,28 @@ impl Metrics {
                 ([("reporter", reporter_name(reporter))], value)
             }),
         )?;
-        let losses = self
-            .0
-            .direct
-            .get()
-            .and_then(|direct| direct.losses().ok())
-            .unwrap_or_default();
+        let direct = self.0.direct.get();
+        let losses = direct.and_then(|direct| direct.losses().ok()).unwrap_or_default();
         for (name, help, value) in [
             (
+                "adit_direct_ends_late",
+                "Ends of direct connections that the kernel had no room to tell at once.",
+                losses.late_ends,
+            ),
+            (
                 "adit_direct_ends_lost",
-                "Ends of direct connections that the kernel had no room to tell.",
-                losses.ends,
+                "Direct connections that were found gone without a word of the kernel's on their end.",
+                direct.map_or(0, |direct| direct.lost()),
             ),
             (
-                "adit_direct_sent_bytes_lost",
-                "What the ends of connections that were lost had sent.",
-                losses.sent,
+                "adit_refusals_unlogged",
+                "Connections that the kernel refused by policy and did not tell one by one.",
+                losses.untold_refusals,
             ),
             (
-                "adit_direct_received_bytes_lost",
-                "What the ends of connections that were lost had received.",
-                losses.received,
+                "adit_flows_full",
+                "Connections that found no room among those on their way: refused, or taken for a stranger's.",
+                losses.flows_full,
             ),
             (
                 "adit_direct_unrecorded",
@@ -152,6 +153,18 @@ impl Metrics {
         ] {
             page.counter(name, help, value)?;
         }
+        let unplaced = self.0.unplaced.get().map(|unplaced| **unplaced.load()).unwrap_or_default();
+        page.gauges(
+            "adit_unplaced",
+            "What the kernel's maps have no room for; the proxy decides instead.",
+            [
+                ("destinations", unplaced.destinations),
+                ("ranges", unplaced.ranges),
+                ("verdicts", unplaced.verdicts),
+                ("services", unplaced.services),
+            ]
+            .map(|(what, count)| ([("what", what)], count as f64)),
+        )?;
         let startup = self.0.startup.get().and_then(|namespaces| namespaces.counts().ok());
         let startup = startup.unwrap_or_default();
         page.counter(

@@ -15,11 +15,12 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
+use arc_swap::ArcSwap;
 use prometheus_client::encoding::{prometheus_text, text};
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-use crate::dataplane::DirectConnections;
+use crate::dataplane::{DirectConnections, Unplaced};
 use crate::dataplane::record::{Connection, End, Observer, Path, Reporter};
 use crate::mesh::Workload;
 use crate::steer::Namespaces;
@@ -81,6 +82,8 @@ struct Core {
     certificates: Arc<dyn CertificateView>,
     /// Those of which the kernel tells only the end by itself.
     direct: OnceLock<Arc<DirectConnections>>,
+    /// What the kernel's maps have no room for.
+    unplaced: OnceLock<Arc<ArcSwap<Unplaced>>>,
     /// Which the kernel alone counts.
     startup: OnceLock<Namespaces>,
     started: SystemTime,
@@ -115,6 +118,7 @@ impl Telemetry {
             log,
             certificates,
             direct: OnceLock::new(),
+            unplaced: OnceLock::new(),
             startup: OnceLock::new(),
             started: SystemTime::now(),
         });
@@ -127,6 +131,12 @@ impl Telemetry {
     pub fn watch_direct(&self, direct: Arc<DirectConnections>) {
         // Told once, at start.
         let _ = self.core.direct.set(direct);
+    }
+
+    /// Shows what the kernel's maps have no room for.
+    pub fn watch_unplaced(&self, unplaced: Arc<ArcSwap<Unplaced>>) {
+        // Told once, at start.
+        let _ = self.core.unplaced.set(unplaced);
     }
 
     /// Shows how often pods connected that nobody had looked at yet.

@@ -1,5 +1,8 @@
 //! Direct connections: no byte of them passes this process, but they are logged, counted and ended like the others.
 
+mod ending;
+mod missed;
+
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,20 +17,9 @@ use super::standing::forbidding_rule;
 use crate::identity::SpiffeId;
 use crate::mesh::{Mesh, Place, Workload};
 use crate::node::LocalPod;
-use crate::steer::{Losses, OpenDirect, OpenSocket, SockDiag, SteerError, command, monotonic_ns};
-
-/// The kernel's numbers of a socket's states.
-mod state {
-    /// There was no socket yet: the kernel has refused the connection.
-    pub(super) const REFUSED: u32 = 0;
-    pub(super) const SYN_SENT: u32 = 2;
-    pub(super) const FIN_WAIT1: u32 = 4;
-    pub(super) const FIN_WAIT2: u32 = 5;
-    pub(super) const TIME_WAIT: u32 = 6;
-    pub(super) const CLOSE_WAIT: u32 = 8;
-    pub(super) const LAST_ACK: u32 = 9;
-    pub(super) const CLOSING: u32 = 11;
-}
+use crate::steer::{OpenDirect, OpenSocket, SockDiag, SteerError, command, monotonic_ns};
+use ending::{bytes, outcome, state};
+use missed::Missed;
 
 /// How many pods that have left are remembered, for the ends of their connections.
 const REMEMBERED_PODS: usize = 4096;
@@ -37,6 +29,8 @@ pub struct DirectConnections {
     plane: Arc<Dataplane>,
     open: OpenDirect,
     state: Mutex<State>,
+    /// How many ended without a word of the kernel's.
+    lost: AtomicU64,
 }
 
 #[derive(Default)]
@@ -47,6 +41,7 @@ struct State {
     forbidden: HashMap<u64, String>,
     /// Whose network namespace a cookie is, of pods that have left too.
     pods: HashMap<u64, (Arc<Workload>, SpiffeId)>,
+    missed: Missed,
 }
 
 impl DirectConnections {
@@ -56,6 +51,7 @@ impl DirectConnections {
             plane,
             open,
             state: Mutex::default(),
+            lost: AtomicU64::new(0),
         }
     }
 
@@ -90,7 +86,7 @@ impl DirectConnections {
         drop(state);
         // A pod that nobody has told of, and that is gone: its connection had no name ever.
         let Some(connection) = connection else { return };
-        let (by, phase, how) = match (forbidden, end.state) {
+        let (by, phase, how) = match (forbidden, end.direct.state) {
             (Some(rule), _) => (Party::Proxy, Phase::Relay, How::Policy(rule)),
             (None, state::REFUSED) if end.direct.server.is_none() => (
                 Party::Proxy,
@@ -102,7 +98,7 @@ impl DirectConnections {
                 let rule = rule.unwrap_or_else(|| "by a policy that has changed since".to_owned());
                 (Party::Proxy, Phase::Decide, How::Policy(rule))
             }
-            (None, _) => outcome(end.state, connection.reporter, connection.destination.addr),
+            (None, _) => outcome(end.direct.state, connection.reporter, connection.destination.addr),
         };
         let (sent, received) = bytes(end);
         connection.sent.store(sent, Ordering::Relaxed);
@@ -111,10 +107,10 @@ impl DirectConnections {
             by,
             phase,
             how,
-            duration: Duration::from_nanos(end.closed.saturating_sub(end.direct.opened)),
+            duration: Duration::from_nanos(end.direct.closed.saturating_sub(end.direct.opened)),
             measured: (phase == Phase::Relay).then(|| Measured {
-                round_trip: Duration::from_micros(u64::from(end.srtt >> 3)),
-                retransmits: end.retransmits,
+                round_trip: Duration::from_micros(u64::from(end.direct.srtt >> 3)),
+                retransmits: end.direct.retransmits,
             }),
         };
         let observer = &self.plane.observer;
@@ -184,11 +180,6 @@ impl DirectConnections {
             }
         }
         Ok(count)
-    }
-
-    /// What the kernel could not tell.
-    pub fn losses(&self) -> Result<Losses, SteerError> {
-        self.open.losses()
     }
 
     /// Those that are open. With the state held: the end of one that is among them is told only after that, and finds it
@@ -291,149 +282,4 @@ fn ends(direct: &Direct) -> (SocketAddr, SocketAddr) {
         socket(direct.client, direct.client_port),
         socket(direct.server, direct.server_port),
     )
-}
-
-/// How a connection ended, by the last state of the socket at `reporter`'s end.
-fn outcome(last: u32, reporter: Reporter, to: Option<SocketAddr>) -> (Party, Phase, How) {
-    let (this, other) = match reporter {
-        Reporter::Source => (Party::Source, Party::Destination),
-        Reporter::Destination => (Party::Destination, Party::Source),
-    };
-    match last {
-        state::SYN_SENT => {
-            let to = to.map(|to| format!(" to {to}")).unwrap_or_default();
-            let how = How::Refused(format!(
-                "connecting{to}: refused, unreachable, or given up by the client"
-            ));
-            (Party::Unknown, Phase::Connect, how)
-        }
-        state::FIN_WAIT2 | state::TIME_WAIT | state::CLOSING => (this, Phase::Relay, How::Fin),
-        state::LAST_ACK => (other, Phase::Relay, How::Fin),
-        // This end had closed, and heard no more in order.
-        state::FIN_WAIT1 => (other, Phase::Relay, How::Reset),
-        _ => (Party::Unknown, Phase::Relay, How::Reset),
-    }
-}
-
-/// Bytes from client to server, and from server to client: what the kernel has counted, less what SYN and FIN count.
-fn bytes(end: &DirectEnd) -> (u64, u64) {
-    let outbound = end.direct.kind == DirectKind::Outbound as u16;
-    // The accepting side's SYN is acknowledged before it has a socket.
-    let syn = u64::from(outbound && end.state != state::SYN_SENT);
-    let fin_acked = u64::from(matches!(
-        end.state,
-        state::FIN_WAIT2 | state::TIME_WAIT | state::CLOSING | state::LAST_ACK
-    ));
-    let fin_received = match end.state {
-        state::CLOSE_WAIT | state::LAST_ACK | state::CLOSING | state::TIME_WAIT => true,
-        state::FIN_WAIT2 => end.received > end.direct.half_closed_received,
-        _ => false,
-    };
-    let sent = end.acked.saturating_sub(syn + fin_acked);
-    let received = end.received.saturating_sub(u64::from(fin_received));
-    if outbound { (sent, received) } else { (received, sent) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn end(kind: DirectKind, last: u32, acked: u64, received: u64, half_closed_received: u64) -> DirectEnd {
-        let none = Addr::default();
-        DirectEnd {
-            direct: Direct {
-                client: none,
-                server: none,
-                dialled: none,
-                netns: 1,
-                opened: 0,
-                cgroup: 0,
-                half_closed_received,
-                command: [0; _],
-                pid: 0,
-                client_port: HostPort(1),
-                server_port: HostPort(2),
-                dialled_port: HostPort(2),
-                kind: kind as u16,
-                reserved: 0,
-            },
-            cookie: 1,
-            closed: 0,
-            acked,
-            received,
-            srtt: 0,
-            retransmits: 0,
-            state: last,
-            reserved: 0,
-        }
-    }
-
-    #[test]
-    fn the_bytes_are_those_of_the_applications() {
-        let (out, inward) = (DirectKind::Outbound, DirectKind::Inbound);
-        for (end, expected) in [
-            // Sent 10, received 20; both have closed, this end first.
-            (end(out, state::FIN_WAIT2, 12, 21, 20), (10, 20)),
-            // This end gave up its socket before the other's FIN.
-            (end(out, state::FIN_WAIT2, 12, 20, 20), (10, 20)),
-            (end(out, state::LAST_ACK, 12, 21, 0), (10, 20)),
-            (end(out, state::CLOSING, 12, 21, 0), (10, 20)),
-            // Reset.
-            (end(out, 1, 11, 20, 0), (10, 20)),
-            (end(out, state::CLOSE_WAIT, 11, 21, 0), (10, 20)),
-            (end(out, state::SYN_SENT, 0, 0, 0), (0, 0)),
-            // Seen at the server.
-            (end(inward, state::LAST_ACK, 21, 11, 0), (10, 20)),
-            (end(inward, state::FIN_WAIT2, 21, 11, 10), (10, 20)),
-        ] {
-            assert_eq!(bytes(&end), expected, "state {}", end.state);
-        }
-    }
-
-    #[test]
-    fn the_last_state_tells_who_closed_and_how() {
-        let to = Some("10.0.0.1:80".parse().unwrap());
-        for (last, reporter, party, phase, how) in [
-            (state::FIN_WAIT2, Reporter::Source, Party::Source, Phase::Relay, "fin"),
-            (
-                state::FIN_WAIT2,
-                Reporter::Destination,
-                Party::Destination,
-                Phase::Relay,
-                "fin",
-            ),
-            (
-                state::LAST_ACK,
-                Reporter::Source,
-                Party::Destination,
-                Phase::Relay,
-                "fin",
-            ),
-            (
-                state::LAST_ACK,
-                Reporter::Destination,
-                Party::Source,
-                Phase::Relay,
-                "fin",
-            ),
-            (
-                state::FIN_WAIT1,
-                Reporter::Source,
-                Party::Destination,
-                Phase::Relay,
-                "reset",
-            ),
-            (1, Reporter::Source, Party::Unknown, Phase::Relay, "reset"),
-            (
-                state::SYN_SENT,
-                Reporter::Source,
-                Party::Unknown,
-                Phase::Connect,
-                "refused",
-            ),
-        ] {
-            let (by, at, ended) = outcome(last, reporter, to);
-            assert_eq!((by, at, ended.as_str()), (party, phase, how), "{last}");
-        }
-    }
 }
