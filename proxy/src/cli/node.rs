@@ -24,9 +24,9 @@ use crate::admin::{AdminState, Readiness, StateSections};
 use crate::dataplane::{Dataplane, DataplaneSettings, DirectConnections, Verdicts, Workers};
 use crate::hbone::HboneSettings;
 use crate::identity::{CaClient, CaSettings, CertStore, IdentityLease, StoreSettings};
-use crate::mesh::MeshHandle;
+use crate::mesh::{MeshHandle, Workload};
 use crate::mesh::source::{FileSource, StatusHandle};
-use crate::node::{self, Births, Enrolment, LocalPods};
+use crate::node::{self, Births, CaptureTests, Enrolment, LocalPods, Report};
 use crate::steer::{self, KubeletSettings, LogScope, Prepared, Startup, SteerError, SteerSettings, Steering};
 use crate::telemetry::{Telemetry, TelemetrySettings};
 
@@ -105,12 +105,14 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
         tokio::spawn(steer::forward_logs(log));
     }
     let (drain, draining) = watch::channel(false);
+    let tests = CaptureTests::default();
     let plane = Arc::new(Dataplane {
         mesh: mesh.clone(),
         certs: certs.clone(),
         flows: steering.flows(),
         clients: steering.clients(),
         pods: pods.clone(),
+        tests: tests.clone(),
         observer: telemetry.clone(),
         settings: DataplaneSettings {
             connect_timeout: settings.connect_timeout,
@@ -122,6 +124,7 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
     let workers = Arc::new(Workers::start(&plane, settings.workers).context("starting the workers")?);
     let enrolment = Enrolment::new(
         &settings.node_name,
+        &settings.pods_cgroup,
         Arc::clone(&steering),
         certs.clone(),
         pods.clone(),
@@ -139,12 +142,14 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
     .await?;
     let direct = Arc::new(DirectConnections::new(Arc::clone(&plane), steering.open_direct()));
     telemetry.watch_direct(Arc::clone(&direct));
+    let (standings, followed) = watch::channel(Arc::default());
     let kept = Kept {
         enrolment,
         verdicts: Verdicts::take_over(steering.verdicts(), steering.services())?,
         direct: Arc::clone(&direct),
         pods: pods.clone(),
         telemetry: Arc::clone(&telemetry),
+        standings,
     };
     let (namespaces, born) = (steering.namespaces(), Arc::new(Notify::new()));
     telemetry.watch_startup(namespaces.clone());
@@ -199,6 +204,11 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
             });
         }
     }
+    let complain = |pod: &Workload, reason: &str, message: &str| {
+        tracing::debug!("pod {}/{}: {reason}: {message}", pod.namespace, pod.name);
+    };
+    let report = Report::new(tests, settings.pods_cgroup.clone(), None, Box::new(complain));
+    tokio::spawn(report.follow(followed));
     starting.done();
     let ready = readiness.clone();
     tokio::spawn(async move {

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
@@ -17,27 +18,49 @@ use crate::node::LocalPod;
 /// How long accepting pauses when the kernel has no descriptor or memory for a connection, at first and at most.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
-/// Accepts until the process drains, and then what the kernel has accepted by then; waits for all of that. Dropping it ends everything it has accepted.
+/// Told when nothing more is to be taken.
+#[derive(Clone)]
+pub(super) struct Drain {
+    /// By anybody: the process ends.
+    pub(super) process: watch::Receiver<bool>,
+    /// By these listeners of the pod: it has left the mesh, or has others.
+    pub(super) pod: watch::Receiver<bool>,
+}
+
+impl Drain {
+    /// Waits until that is so.
+    pub(super) async fn begun(&mut self) {
+        // Where the sender is gone, so is whoever would be served.
+        tokio::select! {
+            _ = self.process.wait_for(|draining| *draining) => {}
+            _ = self.pod.wait_for(|retired| *retired) => {}
+        }
+    }
+}
+
+/// Accepts until that is to end, and then what the kernel has accepted by then; waits for all of that. Dropping it ends
+/// everything it has accepted.
 pub(super) async fn accept_all<F>(
     worker: Rc<Worker>,
     pod: Arc<LocalPod>,
     listener: TcpListener,
-    handle: impl Fn(Rc<Worker>, Arc<LocalPod>, TcpStream, SocketAddr) -> F,
+    drain: Drain,
+    handle: impl Fn(Rc<Worker>, Arc<LocalPod>, TcpStream, SocketAddr, Drain) -> F,
 ) where
     F: Future<Output = ()> + 'static,
 {
     let mut connections = JoinSet::new();
-    let mut draining = worker.plane.draining.clone();
+    let mut draining = drain.clone();
     let mut pause = PAUSE.0;
     loop {
         tokio::select! {
-            _ = draining.wait_for(|draining| *draining) => break,
+            () = draining.begun() => break,
             Some(_) = connections.join_next() => {}
             accepted = listener.accept() => match accepted {
                 Ok((tcp, from)) => {
                     pause = PAUSE.0;
                     let from = SocketAddr::new(from.ip().to_canonical(), from.port());
-                    connections.spawn_local(handle(Rc::clone(&worker), Arc::clone(&pod), tcp, from));
+                    connections.spawn_local(handle(Rc::clone(&worker), Arc::clone(&pod), tcp, from, drain.clone()));
                 }
                 // The connection's own trouble.
                 Err(error) if is_about_connection(&error) => {}
@@ -54,7 +77,7 @@ pub(super) async fn accept_all<F>(
     }
     while let Some(Ok((tcp, from))) = listener.accept().now_or_never() {
         let from = SocketAddr::new(from.ip().to_canonical(), from.port());
-        connections.spawn_local(handle(Rc::clone(&worker), Arc::clone(&pod), tcp, from));
+        connections.spawn_local(handle(Rc::clone(&worker), Arc::clone(&pod), tcp, from, drain.clone()));
     }
     drop(listener);
     while connections.join_next().await.is_some() {}

@@ -24,7 +24,7 @@ use tokio::sync::watch;
 use crate::hbone::HboneSettings;
 use crate::identity::CertStore;
 use crate::mesh::MeshHandle;
-use crate::node::LocalPods;
+use crate::node::{CaptureTests, LocalPods};
 use crate::steer::{Clients, Flows};
 use record::Observer;
 
@@ -53,6 +53,8 @@ pub struct Dataplane {
     pub clients: Clients,
     /// The enrolled pods.
     pub pods: LocalPods,
+    /// Which connections test whether their pod is captured.
+    pub tests: CaptureTests,
     /// Who is told of connections.
     pub observer: Arc<dyn Observer>,
     /// How to behave.

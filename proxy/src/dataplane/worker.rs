@@ -9,11 +9,11 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use tokio::net::TcpListener;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinSet, LocalSet};
 use tokio::time::{sleep, timeout};
 
-use super::accept::accept_all;
+use super::accept::{Drain, accept_all};
 use super::standing::Standing;
 use super::{Dataplane, inbound, outbound};
 use crate::hbone::{HboneSettings, Pool};
@@ -36,11 +36,29 @@ enum Command {
     Add(Arc<LocalPod>, PodListeners),
     /// Serve these listeners too.
     Listen(Arc<LocalPod>, PodListeners),
+    /// Take nothing more of the pod; what is open goes on.
+    Retire(Arc<str>),
     Remove(Arc<str>),
     /// End; first, if so, let tunnels send what they hold.
     Stop {
         flush: bool,
     },
+}
+
+/// What is done for a pod.
+#[derive(Default)]
+struct Served {
+    tasks: JoinSet<()>,
+    /// Whether nothing more is to be taken by the listeners that it has at present.
+    retire: watch::Sender<bool>,
+}
+
+impl Served {
+    /// Takes nothing more by the listeners that the pod has; those to come are told apart.
+    fn retire(&mut self) {
+        self.retire.send_replace(true);
+        self.retire = watch::Sender::new(false);
+    }
 }
 
 /// The workers.
@@ -104,6 +122,13 @@ impl PodServer for Workers {
         }
     }
 
+    fn retired(&self, uid: &str) {
+        for worker in &self.commands {
+            // A worker that has ended serves nothing any more.
+            let _ = worker.send(Command::Retire(uid.into()));
+        }
+    }
+
     fn removed(&self, uid: &str) {
         for worker in &self.commands {
             // A worker that has ended serves nothing any more.
@@ -120,7 +145,7 @@ async fn run(plane: Arc<Dataplane>, mut commands: mpsc::UnboundedReceiver<Comman
         rng: RefCell::new(fastrand::Rng::new()),
         standing: Standing::default(),
     });
-    let mut pods: HashMap<Arc<str>, JoinSet<()>> = HashMap::new();
+    let mut pods: HashMap<Arc<str>, Served> = HashMap::new();
     let mut generations = worker.plane.mesh.subscribe();
     let mut draining = worker.plane.draining.clone();
     let mut drained = false;
@@ -128,17 +153,21 @@ async fn run(plane: Arc<Dataplane>, mut commands: mpsc::UnboundedReceiver<Comman
         tokio::select! {
             command = commands.recv() => match command {
                 Some(Command::Add(pod, listeners)) => {
-                    let mut tasks = JoinSet::new();
-                    if let Err(error) = serve(&worker, &pod, listeners, &mut tasks) {
+                    let served = pods.entry(Arc::clone(pod.uid())).or_default();
+                    served.retire();
+                    if let Err(error) = serve(&worker, &pod, listeners, served) {
                         tracing::error!("pod {} is not served: {error}", pod.uid());
                     }
-                    pods.insert(Arc::clone(pod.uid()), tasks);
                 }
                 Some(Command::Listen(pod, listeners)) => {
-                    let tasks = pods.entry(Arc::clone(pod.uid())).or_default();
-                    if let Err(error) = serve(&worker, &pod, listeners, tasks) {
+                    let served = pods.entry(Arc::clone(pod.uid())).or_default();
+                    if let Err(error) = serve(&worker, &pod, listeners, served) {
                         tracing::error!("pod {} is not served: {error}", pod.uid());
                     }
+                }
+                Some(Command::Retire(uid)) => {
+                    pods.entry(Arc::clone(&uid)).or_default().retire();
+                    worker.pool.forget_source(&uid);
                 }
                 Some(Command::Remove(uid)) => {
                     pods.remove(&uid);
@@ -165,37 +194,30 @@ async fn run(plane: Arc<Dataplane>, mut commands: mpsc::UnboundedReceiver<Comman
 }
 
 /// Waits for the tunnels to end: the servers' with the pods' tasks, the clients' as they let go of the settings.
-async fn flush(worker: &Worker, pods: &mut HashMap<Arc<str>, JoinSet<()>>) {
+async fn flush(worker: &Worker, pods: &mut HashMap<Arc<str>, Served>) {
     worker.pool.retire_all();
-    for tasks in pods.values_mut() {
-        while tasks.join_next().await.is_some() {}
+    for served in pods.values_mut() {
+        while served.tasks.join_next().await.is_some() {}
     }
     while Rc::strong_count(&worker.hbone) > 1 {
         sleep(FLUSH_POLL).await;
     }
 }
 
-fn serve(worker: &Rc<Worker>, pod: &Arc<LocalPod>, listeners: PodListeners, tasks: &mut JoinSet<()>) -> io::Result<()> {
+fn serve(worker: &Rc<Worker>, pod: &Arc<LocalPod>, listeners: PodListeners, served: &mut Served) -> io::Result<()> {
+    let [captured, hbone, plaintext] =
+        [listeners.outbound, listeners.hbone, listeners.plaintext].map(TcpListener::from_std);
+    let drain = || Drain {
+        process: worker.plane.draining.clone(),
+        pod: served.retire.subscribe(),
+    };
     let (w, p) = (Rc::clone(worker), Arc::clone(pod));
-    tasks.spawn_local(accept_all(
-        w,
-        p,
-        TcpListener::from_std(listeners.outbound)?,
-        outbound::serve,
-    ));
+    served.tasks.spawn_local(accept_all(w, p, captured?, drain(), |w, p, tcp, from, _| outbound::serve(w, p, tcp, from)));
     let (w, p) = (Rc::clone(worker), Arc::clone(pod));
-    tasks.spawn_local(accept_all(
-        w,
-        p,
-        TcpListener::from_std(listeners.hbone)?,
-        inbound::serve_tunnel,
-    ));
+    served.tasks.spawn_local(accept_all(w, p, hbone?, drain(), inbound::serve_tunnel));
     let (w, p) = (Rc::clone(worker), Arc::clone(pod));
-    tasks.spawn_local(accept_all(
-        w,
-        p,
-        TcpListener::from_std(listeners.plaintext)?,
-        inbound::serve_plaintext,
-    ));
+    served.tasks.spawn_local(accept_all(w, p, plaintext?, drain(), |w, p, tcp, from, _| {
+        inbound::serve_plaintext(w, p, tcp, from)
+    }));
     Ok(())
 }
