@@ -45,6 +45,7 @@ fn run(invocation: Invocation) -> anyhow::Result<()> {
             Ok(())
         }
         Invocation::SelfTestConnect => Ok(adit::node::self_test_connect()?),
+        Invocation::CaptureTest { cgroup, to } => Ok(adit::node::capture_test_connect(&cgroup, to)?),
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::task::spawn_blocking;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
@@ -12,7 +12,7 @@ use super::handover::Wish;
 use crate::admin::{Pending, Readiness};
 use crate::dataplane::{DirectConnections, Verdicts};
 use crate::mesh::{Mesh, MeshHandle};
-use crate::node::{self, EnrolError, Enrolment, LocalPods};
+use crate::node::{EnrolError, Enrolment, LocalPods, PodStanding};
 use crate::telemetry::Telemetry;
 
 /// How often telemetry is told what is gone, where the mesh does not change.
@@ -24,7 +24,8 @@ const CHECK_EVERY: Duration = Duration::from_secs(5);
 pub(super) struct Keeper {
     /// None only while it is at work on another thread.
     kept: Option<Kept>,
-    retry: bool,
+    /// When pods are to be looked at again, although nothing has changed.
+    again: Option<Duration>,
     mesh: MeshHandle,
     readiness: Readiness,
     /// Woken when a pod that should be enrolled is there, and is not.
@@ -40,21 +41,30 @@ pub(super) struct Kept {
     pub(super) direct: Arc<DirectConnections>,
     pub(super) pods: LocalPods,
     pub(super) telemetry: Arc<Telemetry>,
+    /// Who is told how pods stand.
+    pub(super) standings: watch::Sender<Arc<Vec<PodStanding>>>,
 }
 
 impl Kept {
-    /// Gives whether some pod has to be tried again.
-    fn reconcile(&mut self, mesh: &Mesh) -> bool {
+    /// Gives when some pod has to be looked at again.
+    fn reconcile(&mut self, mesh: &Mesh) -> Option<Duration> {
         // What policies forbid by now first; then, where pods have come or gone, once more.
-        let pods = self.pods.all();
         self.publish(mesh);
         self.enforce();
-        let retry = self.enrolment.reconcile(mesh);
+        let again = self.enrol(mesh);
+        self.telemetry.forget_missing(mesh.workloads(), Instant::now());
+        again
+    }
+
+    /// The same where only pods of this node can have come, and the mesh has not changed.
+    fn enrol(&mut self, mesh: &Mesh) -> Option<Duration> {
+        let pods = self.pods.all();
+        let again = self.enrolment.reconcile(mesh);
         if !Arc::ptr_eq(&pods, &self.pods.all()) {
             self.publish(mesh);
         }
-        self.telemetry.forget_missing(mesh.workloads(), Instant::now());
-        retry
+        self.standings.send_replace(Arc::new(self.enrolment.standings(mesh)));
+        again
     }
 
     fn publish(&mut self, mesh: &Mesh) {
@@ -85,7 +95,7 @@ impl Keeper {
     pub(super) fn new(kept: Kept, mesh: MeshHandle, readiness: Readiness, born: Arc<Notify>) -> Self {
         Self {
             kept: Some(kept),
-            retry: false,
+            again: None,
             mesh,
             readiness,
             born,
@@ -96,7 +106,14 @@ impl Keeper {
     /// Enrols what the mesh says, and tells the kernel its verdicts.
     pub(super) async fn reconcile(&mut self) -> anyhow::Result<()> {
         let mesh = self.mesh.load();
-        self.retry = self.aside(move |kept| kept.reconcile(&mesh)).await?;
+        self.again = self.aside(move |kept| kept.reconcile(&mesh)).await?;
+        Ok(())
+    }
+
+    /// Enrols the pods that have come since.
+    async fn enrol(&mut self) -> anyhow::Result<()> {
+        let mesh = self.mesh.load();
+        self.again = self.aside(move |kept| kept.enrol(&mesh)).await?;
         Ok(())
     }
 
@@ -129,8 +146,8 @@ impl Keeper {
                     changed.context("the mesh's source has ended")?;
                     self.reconcile().await?;
                 }
-                () = sleep(node::RETRY), if self.retry && !frozen => self.reconcile().await?,
-                () = born.notified(), if !frozen => self.reconcile().await?,
+                () = sleep(self.again.unwrap_or_default()), if self.again.is_some() && !frozen => self.enrol().await?,
+                () = born.notified(), if !frozen => self.enrol().await?,
                 _ = forget.tick(), if !frozen => self.reconcile().await?,
                 _ = check.tick(), if !frozen => {
                     let checked = self.aside(|kept| kept.enrolment.check()).await?;

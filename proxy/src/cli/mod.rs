@@ -15,6 +15,7 @@ mod settings;
 mod values;
 
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -44,6 +45,13 @@ pub enum Invocation {
     Version,
     /// The child's part of the self-test of `adit node`.
     SelfTestConnect,
+    /// The child's part of the test whether a pod is captured.
+    CaptureTest {
+        /// The cgroup to go to.
+        cgroup: PathBuf,
+        /// Where to connect to.
+        to: SocketAddr,
+    },
 }
 
 /// What `adit node --uninstall` must know.
@@ -94,6 +102,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, Cli
         Command::Ca(args) => Ok(Invocation::Ca(args)),
         Command::Version => Ok(Invocation::Version),
         Command::SelfTestConnect => Ok(Invocation::SelfTestConnect),
+        Command::CaptureTest { cgroup, to } => Ok(Invocation::CaptureTest { cgroup, to }),
     }
 }
 
@@ -187,6 +196,9 @@ enum Command {
     /// The child's part of the self-test of `adit node`
     #[command(hide = true)]
     SelfTestConnect,
+    /// The child's part of the test whether a pod is captured
+    #[command(hide = true)]
+    CaptureTest { cgroup: PathBuf, to: SocketAddr },
 }
 
 #[cfg(test)]

@@ -24,10 +24,12 @@ use crate::admin::{AdminState, Readiness, StateSections};
 use crate::dataplane::{Dataplane, DataplaneSettings, DirectConnections, Verdicts, Workers};
 use crate::hbone::HboneSettings;
 use crate::identity::{CaClient, CaSettings, CertStore, IdentityLease, StoreSettings};
-use crate::mesh::MeshHandle;
 use crate::mesh::source::{FileSource, StatusHandle};
-use crate::node::{self, Births, Enrolment, LocalPods};
-use crate::steer::{self, DirectEnds, KubeletSettings, LogScope, Prepared, Startup, SteerError, SteerSettings, Steering};
+use crate::mesh::{MeshHandle, Workload};
+use crate::node::{self, Births, CaptureTests, Enrolment, LocalPods, Report};
+use crate::steer::{
+    self, DirectEnds, KubeletSettings, LogScope, Prepared, Startup, SteerError, SteerSettings, Steering,
+};
 use crate::telemetry::{Telemetry, TelemetrySettings};
 
 /// How long a proxy that takes over waits for its certificates; the one in charge has its own.
@@ -109,6 +111,7 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
         tokio::spawn(steer::forward_logs(log));
     }
     let (drain, draining) = watch::channel(false);
+    let tests = CaptureTests::default();
     let plane = Arc::new(Dataplane {
         mesh: mesh.clone(),
         certs: certs.clone(),
@@ -116,6 +119,7 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
         clients: steering.clients(),
         pods: pods.clone(),
         broken: Mutex::default(),
+        tests: tests.clone(),
         observer: telemetry.clone(),
         settings: DataplaneSettings {
             connect_timeout: settings.connect_timeout,
@@ -127,6 +131,7 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
     let workers = Arc::new(Workers::start(&plane, settings.workers).context("starting the workers")?);
     let enrolment = Enrolment::new(
         &settings.node_name,
+        &settings.pods_cgroup,
         Arc::clone(&steering),
         certs.clone(),
         pods.clone(),
@@ -146,12 +151,14 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
     telemetry.watch_direct(Arc::clone(&direct));
     let verdicts = Verdicts::take_over(steering.verdicts(), steering.services())?;
     telemetry.watch_unplaced(verdicts.unplaced());
+    let (standings, followed) = watch::channel(Arc::default());
     let kept = Kept {
         enrolment,
         verdicts,
         direct: Arc::clone(&direct),
         pods: pods.clone(),
         telemetry: Arc::clone(&telemetry),
+        standings,
     };
     let (namespaces, born) = (steering.namespaces(), Arc::new(Notify::new()));
     telemetry.watch_startup(namespaces.clone());
@@ -201,6 +208,11 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
             });
         }
     }
+    let complain = |pod: &Workload, reason: &str, message: &str| {
+        tracing::debug!("pod {}/{}: {reason}: {message}", pod.namespace, pod.name);
+    };
+    let report = Report::new(tests, settings.pods_cgroup.clone(), None, Box::new(complain));
+    tokio::spawn(report.follow(followed));
     starting.done();
     let ready = readiness.clone();
     tokio::spawn(async move {

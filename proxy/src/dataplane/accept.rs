@@ -18,35 +18,49 @@ use crate::node::LocalPod;
 /// How long accepting pauses when the kernel has no descriptor or memory for a connection, at first and at most.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
-/// A listener, and whether another has taken its place.
-pub(super) struct Listener {
-    pub(super) listener: TcpListener,
-    pub(super) replaced: watch::Receiver<bool>,
+/// Told when nothing more is to be taken.
+#[derive(Clone)]
+pub(super) struct Drain {
+    /// By anybody: the process ends.
+    pub(super) process: watch::Receiver<bool>,
+    /// By these listeners of the pod: it has left the mesh, or has others.
+    pub(super) pod: watch::Receiver<bool>,
 }
 
-/// Accepts until the process drains or the listener has been replaced, and then what the kernel has accepted by then;
-/// waits for all of that. Dropping it ends everything it has accepted.
+impl Drain {
+    /// Waits until that is so.
+    pub(super) async fn begun(&mut self) {
+        // Where the sender is gone, so is whoever would be served.
+        tokio::select! {
+            _ = self.process.wait_for(|draining| *draining) => {}
+            _ = self.pod.wait_for(|retired| *retired) => {}
+        }
+    }
+}
+
+/// Accepts until that is to end, and then what the kernel has accepted by then; waits for all of that. Dropping it ends
+/// everything it has accepted.
 pub(super) async fn accept_all<F>(
     worker: Rc<Worker>,
     pod: Arc<LocalPod>,
-    Listener { listener, mut replaced }: Listener,
-    handle: impl Fn(Rc<Worker>, Arc<LocalPod>, TcpStream, SocketAddr) -> F,
+    listener: TcpListener,
+    drain: Drain,
+    handle: impl Fn(Rc<Worker>, Arc<LocalPod>, TcpStream, SocketAddr, Drain) -> F,
 ) where
     F: Future<Output = ()> + 'static,
 {
     let mut connections = JoinSet::new();
-    let mut draining = worker.plane.draining.clone();
+    let mut draining = drain.clone();
     let mut pause = PAUSE.0;
     loop {
         tokio::select! {
-            _ = draining.wait_for(|draining| *draining) => break,
-            _ = replaced.wait_for(|replaced| *replaced) => break,
+            () = draining.begun() => break,
             Some(_) = connections.join_next() => {}
             accepted = listener.accept() => match accepted {
                 Ok((tcp, from)) => {
                     pause = PAUSE.0;
                     let from = SocketAddr::new(from.ip().to_canonical(), from.port());
-                    connections.spawn_local(handle(Rc::clone(&worker), Arc::clone(&pod), tcp, from));
+                    connections.spawn_local(handle(Rc::clone(&worker), Arc::clone(&pod), tcp, from, drain.clone()));
                 }
                 // The connection's own trouble.
                 Err(error) if is_about_connection(&error) => {}
@@ -68,7 +82,7 @@ pub(super) async fn accept_all<F>(
     }
     while let Some(Ok((tcp, from))) = listener.accept().now_or_never() {
         let from = SocketAddr::new(from.ip().to_canonical(), from.port());
-        connections.spawn_local(handle(Rc::clone(&worker), Arc::clone(&pod), tcp, from));
+        connections.spawn_local(handle(Rc::clone(&worker), Arc::clone(&pod), tcp, from, drain.clone()));
     }
     drop(listener);
     while connections.join_next().await.is_some() {}

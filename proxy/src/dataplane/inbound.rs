@@ -13,6 +13,7 @@ use http::StatusCode;
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
+use super::accept::Drain;
 use super::outbound::{connect_app, permit};
 use super::record::{How, Party, Path, Peer, Phase, Reporter};
 use super::track::{Refusal, Track};
@@ -28,7 +29,13 @@ use crate::relay::{AppStream, TunnelReader, TunnelWriter, relay};
 const LISTENER_DIALLED: &str = "the listener itself was dialled";
 
 /// Serves one tunnel to its end.
-pub(super) async fn serve_tunnel(worker: Rc<Worker>, pod: Arc<LocalPod>, tcp: TcpStream, from: SocketAddr) {
+pub(super) async fn serve_tunnel(
+    worker: Rc<Worker>,
+    pod: Arc<LocalPod>,
+    tcp: TcpStream,
+    from: SocketAddr,
+    mut drain: Drain,
+) {
     if tcp.local_addr().is_ok_and(|to| to.ip().to_canonical().is_loopback()) {
         let _reset = AppStream::new(tcp);
         let mut track = Track::new(&worker.plane, Reporter::Destination, Path::Hbone, Phase::Accept);
@@ -40,9 +47,7 @@ pub(super) async fn serve_tunnel(worker: Rc<Worker>, pod: Arc<LocalPod>, tcp: Tc
     };
     let peer = Rc::new(tunnel.peer().clone());
     let streams = RefCell::new(JoinSet::new());
-    let mut draining = worker.plane.draining.clone();
-    let drain = async move { drop(draining.wait_for(|draining| *draining).await) };
-    let mut served = pin!(tunnel.serve(&worker.hbone, drain, |incoming| {
+    let mut served = pin!(tunnel.serve(&worker.hbone, drain.begun(), |incoming| {
         // A peer may reset streams, and so get places for more, faster than what was begun for them ends.
         if streams.borrow().len() >= 2 * worker.hbone.max_streams as usize {
             incoming.refuse(StatusCode::SERVICE_UNAVAILABLE);

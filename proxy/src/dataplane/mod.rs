@@ -25,7 +25,7 @@ use tokio::sync::watch;
 use crate::hbone::HboneSettings;
 use crate::identity::CertStore;
 use crate::mesh::MeshHandle;
-use crate::node::LocalPods;
+use crate::node::{CaptureTests, LocalPods};
 use crate::steer::{Clients, Flows};
 use record::Observer;
 
@@ -56,6 +56,8 @@ pub struct Dataplane {
     pub pods: LocalPods,
     /// The uids of pods of which a listener has been closed by somebody else.
     pub broken: Mutex<HashSet<Arc<str>>>,
+    /// Which connections test whether their pod is captured.
+    pub tests: CaptureTests,
     /// Who is told of connections.
     pub observer: Arc<dyn Observer>,
     /// How to behave.

@@ -10,7 +10,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::identity::SpiffeId;
 use crate::mesh::{Mesh, Place, Protocol, SameNode, Workload};
-use crate::node::{LocalPod, LocalPods};
+use crate::node::{CAPTURE_TEST, LocalPod, LocalPods};
 use crate::policy::{self, compile};
 use crate::steer::{ServiceMaps, SteerError, VerdictMaps, range};
 
@@ -345,6 +345,10 @@ fn wanted(mesh: &Mesh, enrolled: &[Enrolled<'_>]) -> (Told, Lists) {
         slot: u32::MAX,
         netns: 0,
     };
+    for test in CAPTURE_TEST {
+        let addr = test.ip().into();
+        wanted.destinations.insert(addr, elsewhere(addr, Cached::Ask));
+    }
     for workload in mesh.workloads() {
         let verdict = match workload.protocol {
             Protocol::Plain => Cached::Allow,

@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinSet, LocalSet};
 use tokio::time::{sleep, timeout};
 
-use super::accept::{Listener, accept_all};
+use super::accept::{Drain, accept_all};
 use super::standing::Standing;
 use super::{Dataplane, inbound, outbound};
 use crate::hbone::{HboneSettings, Pool};
@@ -36,11 +36,29 @@ enum Command {
     Add(Arc<LocalPod>, PodListeners),
     /// Serve these listeners instead.
     Listen(Arc<LocalPod>, PodListeners),
+    /// Take nothing more of the pod; what is open goes on.
+    Retire(Arc<str>),
     Remove(Arc<str>),
     /// End; first, if so, let tunnels send what they hold.
     Stop {
         flush: bool,
     },
+}
+
+/// What is done for a pod.
+#[derive(Default)]
+struct Served {
+    tasks: JoinSet<()>,
+    /// Whether nothing more is to be taken by the listeners that it has at present.
+    retire: watch::Sender<bool>,
+}
+
+impl Served {
+    /// Takes nothing more by the listeners that the pod has; those to come are told apart.
+    fn retire(&mut self) {
+        self.retire.send_replace(true);
+        self.retire = watch::Sender::new(false);
+    }
 }
 
 /// The workers.
@@ -110,6 +128,13 @@ impl PodServer for Workers {
         std::mem::take(&mut self.plane.broken.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    fn retired(&self, uid: &str) {
+        for worker in &self.commands {
+            // A worker that has ended serves nothing any more.
+            let _ = worker.send(Command::Retire(uid.into()));
+        }
+    }
+
     fn removed(&self, uid: &str) {
         for worker in &self.commands {
             // A worker that has ended serves nothing any more.
@@ -134,17 +159,22 @@ async fn run(plane: Arc<Dataplane>, mut commands: mpsc::UnboundedReceiver<Comman
         tokio::select! {
             command = commands.recv() => match command {
                 Some(Command::Add(pod, listeners)) => {
-                    let mut served = Served::default();
-                    if let Err(error) = served.serve(&worker, &pod, listeners) {
+                    let served = pods.entry(Arc::clone(pod.uid())).or_default();
+                    served.retire();
+                    if let Err(error) = serve(&worker, &pod, listeners, served) {
                         tracing::error!("pod {} is not served: {error}", pod.uid());
                     }
-                    pods.insert(Arc::clone(pod.uid()), served);
                 }
                 Some(Command::Listen(pod, listeners)) => {
                     let served = pods.entry(Arc::clone(pod.uid())).or_default();
-                    if let Err(error) = served.serve(&worker, &pod, listeners) {
+                    served.retire();
+                    if let Err(error) = serve(&worker, &pod, listeners, served) {
                         tracing::error!("pod {} is not served: {error}", pod.uid());
                     }
+                }
+                Some(Command::Retire(uid)) => {
+                    pods.entry(Arc::clone(&uid)).or_default().retire();
+                    worker.pool.forget_source(&uid);
                 }
                 Some(Command::Remove(uid)) => {
                     pods.remove(&uid);
@@ -181,33 +211,28 @@ async fn flush(worker: &Worker, pods: &mut HashMap<Arc<str>, Served>) {
     }
 }
 
-/// What a worker does for one pod.
-#[derive(Default)]
-struct Served {
-    tasks: JoinSet<()>,
-    /// Says that the listeners have been replaced.
-    replaced: watch::Sender<bool>,
-}
-
-impl Served {
-    /// Serves these listeners, and no others any more. What has come through those goes on.
-    fn serve(&mut self, worker: &Rc<Worker>, pod: &Arc<LocalPod>, listeners: PodListeners) -> io::Result<()> {
-        self.replaced.send_replace(true);
-        self.replaced = watch::Sender::new(false);
-        // What has ended by itself.
-        while self.tasks.try_join_next().is_some() {}
-        let listener = |listener: std::net::TcpListener| {
-            let replaced = self.replaced.subscribe();
-            TcpListener::from_std(listener).map(|listener| Listener { listener, replaced })
-        };
-        let (outbound, hbone) = (listener(listeners.outbound)?, listener(listeners.hbone)?);
-        let plaintext = listener(listeners.plaintext)?;
-        let (w, p) = (Rc::clone(worker), Arc::clone(pod));
-        self.tasks.spawn_local(accept_all(w, p, outbound, outbound::serve));
-        let (w, p) = (Rc::clone(worker), Arc::clone(pod));
-        self.tasks.spawn_local(accept_all(w, p, hbone, inbound::serve_tunnel));
-        let (w, p) = (Rc::clone(worker), Arc::clone(pod));
-        self.tasks.spawn_local(accept_all(w, p, plaintext, inbound::serve_plaintext));
-        Ok(())
-    }
+fn serve(worker: &Rc<Worker>, pod: &Arc<LocalPod>, listeners: PodListeners, served: &mut Served) -> io::Result<()> {
+    let [captured, hbone, plaintext] =
+        [listeners.outbound, listeners.hbone, listeners.plaintext].map(TcpListener::from_std);
+    let drain = || Drain {
+        process: worker.plane.draining.clone(),
+        pod: served.retire.subscribe(),
+    };
+    let (w, p) = (Rc::clone(worker), Arc::clone(pod));
+    served
+        .tasks
+        .spawn_local(accept_all(w, p, captured?, drain(), |w, p, tcp, from, _| {
+            outbound::serve(w, p, tcp, from)
+        }));
+    let (w, p) = (Rc::clone(worker), Arc::clone(pod));
+    served
+        .tasks
+        .spawn_local(accept_all(w, p, hbone?, drain(), inbound::serve_tunnel));
+    let (w, p) = (Rc::clone(worker), Arc::clone(pod));
+    served
+        .tasks
+        .spawn_local(accept_all(w, p, plaintext?, drain(), |w, p, tcp, from, _| {
+            inbound::serve_plaintext(w, p, tcp, from)
+        }));
+    Ok(())
 }

@@ -14,7 +14,10 @@ pub mod source;
 pub use endpoints::{Endpoint, EndpointError, Place};
 pub use error::{MeshError, Subject};
 pub use handle::MeshHandle;
-pub use model::{Node, Protocol, SameNode, Service, ServicePort, TargetPort, TrafficDistribution, Workload};
+pub use model::{
+    CapturedCondition, Node, PodDetails, Protocol, SameNode, Service, ServicePort, TargetPort, TrafficDistribution,
+    Unlisted, Workload,
+};
 pub use policy_model::{
     Action, Clause, IpBlock, IpBlockError, Listed, Match, Policy, PolicySet, Rule, Scope, ServiceAccountMatch,
     StringMatch, StringMatchError,

@@ -71,11 +71,63 @@ pub struct Workload {
     pub policies: Vec<Arc<str>>,
     /// Whether it may be chosen as an endpoint.
     pub ready: bool,
-    /// For a pod of the local node, a path to its network namespace.
+    /// For a pod of the local node, a path to its network namespace. Where there is none, the namespace is found by the
+    /// pod's cgroup.
     pub netns: Option<PathBuf>,
+    /// What the agent of a pod's own node needs to know of it besides, where the source tells.
+    pub pod: Option<Arc<PodDetails>>,
+}
+
+/// What the agent of a pod's own node needs to know of it besides.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
+pub struct PodDetails {
+    /// Whether it is wanted in the mesh by label, whatever else forbids it.
+    pub labelled: bool,
+    /// Whether it is in the node's own network namespace.
+    pub host_network: bool,
+    /// Whether it has come to its end: it succeeded or failed.
+    pub finished: bool,
+    /// Whether it is being deleted.
+    pub deleting: bool,
+    /// Its `RuntimeClass`.
+    pub runtime_class: Option<Arc<str>>,
+    /// A static pod's uid in its cgroup's name: the workload's uid is that of its mirror.
+    pub static_uid: Option<Arc<str>>,
+    /// Its annotations that begin with `mesh.adit/`.
+    pub annotations: BTreeMap<String, String>,
+    /// Its condition `mesh.adit/Captured`, where it has it.
+    pub captured: Option<CapturedCondition>,
+}
+
+/// A pod's condition `mesh.adit/Captured`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct CapturedCondition {
+    /// Whether it is true.
+    pub status: bool,
+    /// Why, in a word.
+    pub reason: String,
+    /// Why, in words.
+    pub message: String,
+}
+
+/// What a pod is that is on the node, and that the mesh does not list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Unlisted {
+    /// Outside the mesh: the source lists all that is inside.
+    #[default]
+    Outside,
+    /// Nobody knows yet: the source lists every pod, and will list this one.
+    Awaited,
 }
 
 impl Workload {
+    /// The uid in the name of the pod's cgroup.
+    pub fn cgroup_uid(&self) -> &str {
+        let of_static = self.pod.as_ref().and_then(|pod| pod.static_uid.as_deref());
+        of_static.unwrap_or(&self.uid)
+    }
+
     /// Its address of the same family as `like`, where it has one.
     pub fn address_like(&self, like: IpAddr) -> Option<IpAddr> {
         self.addresses

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 
-use super::{MeshError, Node, Policy, PolicySet, Protocol, Scope, Service, Subject, TargetPort, Workload};
+use super::{MeshError, Node, Policy, PolicySet, Protocol, Scope, Service, Subject, TargetPort, Unlisted, Workload};
 use crate::identity::{SpiffeId, TrustDomain};
 
 /// What a mesh is built from.
@@ -19,6 +19,8 @@ pub struct MeshParts {
     pub cluster_domain: Arc<str>,
     /// Where the addresses of the cluster's pods and services lie, as far as that is known.
     pub cluster_ranges: Vec<IpNet>,
+    /// What a pod is that the source does not list.
+    pub unlisted: Unlisted,
     /// The nodes. A workload may be on one that is not named here.
     pub nodes: Vec<Node>,
     /// The workloads, in the mesh and outside.
@@ -36,6 +38,7 @@ impl MeshParts {
             trust_domain,
             cluster_domain: cluster_domain.into(),
             cluster_ranges: Vec::new(),
+            unlisted: Unlisted::default(),
             nodes: Vec::new(),
             workloads: Vec::new(),
             services: Vec::new(),
@@ -50,6 +53,7 @@ pub struct Mesh {
     trust_domain: TrustDomain,
     cluster_domain: Arc<str>,
     cluster_ranges: Vec<IpNet>,
+    unlisted: Unlisted,
     nodes: HashMap<Arc<str>, Arc<Node>>,
     workloads: HashMap<Arc<str>, Arc<Workload>>,
     workloads_by_address: HashMap<IpAddr, Arc<Workload>>,
@@ -73,6 +77,7 @@ impl Mesh {
             trust_domain: parts.trust_domain,
             cluster_domain: parts.cluster_domain,
             cluster_ranges: parts.cluster_ranges,
+            unlisted: parts.unlisted,
             nodes: HashMap::with_capacity(parts.nodes.len()),
             workloads: HashMap::with_capacity(parts.workloads.len()),
             workloads_by_address: HashMap::with_capacity(parts.workloads.len()),
@@ -108,6 +113,11 @@ impl Mesh {
     /// Where the addresses of the cluster's pods and services lie; none where that is not known.
     pub fn cluster_ranges(&self) -> &[IpNet] {
         &self.cluster_ranges
+    }
+
+    /// What a pod is that it does not list.
+    pub fn unlisted(&self) -> Unlisted {
+        self.unlisted
     }
 
     /// The node of that name.
@@ -348,6 +358,7 @@ pub(crate) mod tests {
             policies: Vec::new(),
             ready: true,
             netns: None,
+            pod: None,
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
+use std::io::{self, Read as _, Write as _};
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixStream;
@@ -85,13 +86,14 @@ impl Births {
         Ok(births)
     }
 
-    /// Goes on watching, on a thread of its own, until that is stopped.
+    /// Goes on watching, on a thread of its own, until that is stopped. To be called within a tokio runtime.
     pub fn follow(mut self) -> Result<BirthWatch, ClassifyError> {
         let failed = |error| ClassifyError::Watch {
             path: self.classifier.root.clone(),
             error,
         };
         let (stop, stopped) = UnixStream::pair().map_err(failed)?;
+        let changed = mesh_changes(&self.classifier.mesh()).map_err(failed)?;
         self.strangers = Some(self.namespaces.strangers()?);
         let root = self.classifier.root.clone();
         let work = move || {
@@ -102,7 +104,7 @@ impl Births {
                     next_sweep = now + SWEEP;
                     self.sweep().map(|()| true)
                 } else {
-                    self.step(next_sweep, &stopped)
+                    self.step(next_sweep, &stopped, &changed)
                 };
                 match worked {
                     Ok(true) => {}
@@ -120,7 +122,7 @@ impl Births {
     }
 
     /// Waits for something to happen, at most until then, and looks at what it is about. False where it is told to stop.
-    fn step(&mut self, until: Instant, stopped: &UnixStream) -> Result<bool, ClassifyError> {
+    fn step(&mut self, until: Instant, stopped: &UnixStream, changed: &UnixStream) -> Result<bool, ClassifyError> {
         let mut next = self.again.values().map(|(when, _)| *when).fold(until, Instant::min);
         let mut for_strangers = PollFlags::POLLIN;
         if self.gathering > Instant::now() {
@@ -133,11 +135,12 @@ impl Births {
         let Some(strangers) = &self.strangers else {
             return Ok(false);
         };
-        let [events, strangers, stop] = {
+        let [events, strangers, stop, news] = {
             let mut ready = [
                 PollFd::new(self.inotify.as_fd(), PollFlags::POLLIN),
                 PollFd::new(strangers.as_fd(), for_strangers),
                 PollFd::new(stopped.as_fd(), PollFlags::POLLIN),
+                PollFd::new(changed.as_fd(), PollFlags::POLLIN),
             ];
             match poll(&mut ready, timeout) {
                 Ok(_) | Err(Errno::EINTR) => {}
@@ -149,6 +152,11 @@ impl Births {
             return Ok(false);
         }
         let mut touched = HashSet::new();
+        if news {
+            drain(changed);
+            let waiting = self.classifier.take_waiting();
+            self.classifier.look(&waiting)?;
+        }
         if events {
             self.take_events(&mut touched)?;
         }
@@ -282,6 +290,31 @@ impl Births {
             error: error.into(),
         }
     }
+}
+
+/// A stream that is readable when the mesh has changed since it was last read.
+fn mesh_changes(mesh: &MeshHandle) -> io::Result<UnixStream> {
+    let (changed, tell) = UnixStream::pair()?;
+    changed.set_nonblocking(true)?;
+    tell.set_nonblocking(true)?;
+    let mut generations = mesh.subscribe();
+    tokio::spawn(async move {
+        while generations.changed().await.is_ok() {
+            match (&tell).write(&[0]) {
+                Ok(_) => {}
+                // It has been told often enough.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                // Nobody follows births here any more.
+                Err(_) => return,
+            }
+        }
+    });
+    Ok(changed)
+}
+
+fn drain(mut stream: &UnixStream) {
+    let mut bytes = [0; 64];
+    while stream.read(&mut bytes).is_ok_and(|len| len > 0) {}
 }
 
 /// The thread that follows births; it ends when this is dropped.

@@ -1,12 +1,12 @@
 //! Which network namespaces below the pods' cgroup are in the mesh, and which are not.
 //!
-//! A pod that the mesh lists is enrolled; the namespace of any other is told to the kernel as one that is not ours. Until
-//! one of the two is done, the kernel does with its connects what `--startup` says.
+//! A pod that the mesh lists is enrolled; the namespace of any other is told to the kernel as one that is not ours, once it
+//! is known that the pod is not in the mesh. Until one of the two is done, the kernel does with its connects what
+//! `--startup` says.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,8 +15,9 @@ use thiserror::Error;
 use tokio::sync::Notify;
 
 use super::enrol::wanted;
+use super::pod_cgroup::{inode, netns_of, pod_of, uid_of};
 use super::{Netns, NetnsError};
-use crate::mesh::MeshHandle;
+use crate::mesh::{Mesh, MeshHandle, Unlisted, Workload};
 use crate::steer::{Namespaces, SteerError};
 
 /// How often a pod that waits for its enrolment has that tried at once; then it is every so often.
@@ -57,6 +58,66 @@ struct Found {
     path: PathBuf,
     /// The pods whose processes these are, as their cgroups tell.
     pods: HashSet<PathBuf>,
+    /// The cgroups in which these are.
+    cgroups: Vec<PathBuf>,
+}
+
+/// What is known of a pod whose process is in a namespace that is not enrolled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Known {
+    /// It is in the mesh, with another namespace.
+    Inside,
+    /// The mesh lists it, and it is not in it.
+    Outside,
+    /// The mesh does not list it.
+    Unlisted,
+}
+
+/// What becomes of a namespace that is not enrolled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// It is known not to be in the mesh.
+    Other,
+    /// It is within a pod of the mesh, and would be a way around: it stays unclassified.
+    Nested,
+    /// It stays unclassified until the mesh says what the pod is.
+    Wait,
+}
+
+/// What becomes of a namespace with processes of these pods.
+fn fate(pods: impl IntoIterator<Item = Known>, unlisted: Unlisted) -> Fate {
+    pods.into_iter().fold(Fate::Other, |fate, pod| match (pod, unlisted) {
+        (Known::Inside, _) => Fate::Nested,
+        (Known::Unlisted, Unlisted::Awaited) if fate == Fate::Other => Fate::Wait,
+        _ => fate,
+    })
+}
+
+/// The pods of this node as the mesh lists them, by the uids in their cgroups' names.
+struct Listed<'m> {
+    by_uid: HashMap<&'m str, &'m Arc<Workload>>,
+    /// Those that should be enrolled and whose namespace is found by their cgroup.
+    by_cgroup: HashSet<&'m str>,
+    /// The namespaces of those that should be enrolled and say where it is.
+    awaited: HashSet<u64>,
+}
+
+impl<'m> Listed<'m> {
+    fn of(node: &str, mesh: &'m Mesh) -> Self {
+        let local = mesh.local_workloads(node);
+        let mut listed = Self {
+            by_uid: local.map(|workload| (workload.cgroup_uid(), workload)).collect(),
+            by_cgroup: HashSet::new(),
+            awaited: HashSet::new(),
+        };
+        for workload in wanted(node, mesh) {
+            match &workload.netns {
+                Some(path) => listed.awaited.extend(inode(path)),
+                None => drop(listed.by_cgroup.insert(workload.cgroup_uid())),
+            }
+        }
+        listed
+    }
 }
 
 /// Looks at the processes of pods, and tells the kernel which namespaces are not in the mesh.
@@ -74,6 +135,8 @@ pub(super) struct Classifier {
     in_mesh: HashMap<PathBuf, u64>,
     /// Namespaces within such pods that were logged.
     nested: HashSet<u64>,
+    /// Cgroups with processes in namespaces of pods of which the mesh is yet to say what they are.
+    waiting: HashSet<PathBuf>,
     /// When, and how often, somebody was woken for a namespace.
     woken: HashMap<u64, (Instant, u32)>,
     /// Whether the kernel has not taken a namespace since the last sweep: there may be too many, most of them gone.
@@ -100,6 +163,7 @@ impl Classifier {
             own: own.inode(),
             in_mesh: HashMap::new(),
             nested: HashSet::new(),
+            waiting: HashSet::new(),
             woken: HashMap::new(),
             full: false,
         })
@@ -120,9 +184,7 @@ impl Classifier {
             return Ok(seen);
         }
         let mesh = self.mesh.load();
-        let awaited: HashSet<u64> = wanted(&self.node, &mesh)
-            .filter_map(|workload| inode(workload.netns.as_deref()?))
-            .collect();
+        let listed = Listed::of(&self.node, &mesh);
         let mut strangers = Vec::new();
         for (inode, found) in found {
             let Some(cookie) = cookie(&found.path, inode) else {
@@ -130,7 +192,7 @@ impl Classifier {
             };
             seen.insert(cookie);
             let enrolled = self.namespaces.is_enrolled(cookie)?;
-            if enrolled || awaited.contains(&inode) {
+            if enrolled || listed.awaited.contains(&inode) || self.is_own_of(inode, &found, &listed) {
                 self.in_mesh.extend(found.pods.into_iter().map(|pod| (pod, cookie)));
                 if !enrolled {
                     self.wake(cookie);
@@ -144,14 +206,22 @@ impl Classifier {
             }
         }
         for (cookie, found) in strangers {
-            if self.is_within_the_mesh(&found, &seen)? {
-                if self.nested.len() < LOGGED && self.nested.insert(cookie) {
-                    tracing::info!(
-                        "{} is a network namespace within a pod of the mesh; it stays unclassified",
-                        found.path.display()
-                    );
+            match self.fate(&found, &listed, mesh.unlisted(), &seen)? {
+                Fate::Other => {}
+                Fate::Nested => {
+                    if self.nested.len() < LOGGED && self.nested.insert(cookie) {
+                        tracing::info!(
+                            "{} is a network namespace within a pod of the mesh; it stays unclassified",
+                            found.path.display()
+                        );
+                    }
+                    continue;
                 }
-                continue;
+                Fate::Wait => {
+                    tracing::debug!("{} is that of a pod that is not listed yet", found.path.display());
+                    self.waiting.extend(found.cgroups);
+                    continue;
+                }
             }
             if let Err(error) = self.namespaces.add_other(cookie) {
                 if !std::mem::replace(&mut self.full, true) {
@@ -166,6 +236,16 @@ impl Classifier {
             tracing::debug!("{} is not in the mesh", found.path.display());
         }
         Ok(seen)
+    }
+
+    /// Gives the cgroups that are to be looked at again now that the mesh has changed.
+    pub(super) fn take_waiting(&mut self) -> HashSet<PathBuf> {
+        std::mem::take(&mut self.waiting)
+    }
+
+    /// A handle on the mesh by which it classifies.
+    pub(super) fn mesh(&self) -> MeshHandle {
+        self.mesh.clone()
     }
 
     /// Whether it is time to forget what is gone.
@@ -211,21 +291,44 @@ impl Classifier {
             let entry = found.entry(inode).or_insert_with(|| Found {
                 path,
                 pods: HashSet::new(),
+                cgroups: Vec::new(),
             });
             entry.pods.insert(pod_of(&self.root, cgroup));
+            entry.cgroups.push(cgroup.to_owned());
         }
         Ok(())
     }
 
-    fn is_within_the_mesh(&self, found: &Found, seen: &HashSet<u64>) -> Result<bool, ClassifyError> {
+    /// Whether it is the namespace of a pod that should be enrolled and that is found by its cgroup.
+    fn is_own_of(&self, inode: u64, found: &Found, listed: &Listed<'_>) -> bool {
+        found.pods.iter().any(|pod| {
+            uid_of(pod).is_some_and(|uid| listed.by_cgroup.contains(&*uid))
+                && netns_of(pod, self.own).is_some_and(|own| own.inode == inode)
+        })
+    }
+
+    fn fate(
+        &self,
+        found: &Found,
+        listed: &Listed<'_>,
+        unlisted: Unlisted,
+        seen: &HashSet<u64>,
+    ) -> Result<Fate, ClassifyError> {
+        let mut known = Vec::with_capacity(found.pods.len());
         for pod in &found.pods {
-            if let Some(cookie) = self.in_mesh.get(pod)
-                && (seen.contains(cookie) || self.namespaces.is_enrolled(*cookie)?)
-            {
-                return Ok(true);
-            }
+            let uid = uid_of(pod);
+            let enrolled = match self.in_mesh.get(pod) {
+                Some(cookie) => seen.contains(cookie) || self.namespaces.is_enrolled(*cookie)?,
+                None => false,
+            };
+            known.push(match uid.and_then(|uid| listed.by_uid.get(&*uid).copied()) {
+                _ if enrolled => Known::Inside,
+                Some(workload) if listed.by_cgroup.contains(workload.cgroup_uid()) => Known::Inside,
+                Some(_) => Known::Outside,
+                None => Known::Unlisted,
+            });
         }
-        Ok(false)
+        Ok(fate(known, unlisted))
     }
 
     fn wake(&mut self, cookie: u64) {
@@ -238,11 +341,6 @@ impl Classifier {
     }
 }
 
-/// The inode by which a network namespace is told from others that there are at the same time.
-fn inode(path: &Path) -> Option<u64> {
-    fs::metadata(path).ok().map(|metadata| metadata.ino())
-}
-
 /// The cookie of the namespace at `path`, if it still is that of this inode: a process may be gone, and its number
 /// another's.
 fn cookie(path: &Path, inode: u64) -> Option<u64> {
@@ -250,55 +348,26 @@ fn cookie(path: &Path, inode: u64) -> Option<u64> {
     (netns.inode() == inode).then(|| netns.cookie())
 }
 
-/// The cgroup of the pod that `cgroup` belongs to: the outermost whose name has a pod's uid in it as the kubelet writes
-/// it, else the outermost below `root`.
-fn pod_of(root: &Path, cgroup: &Path) -> PathBuf {
-    let Ok(below) = cgroup.strip_prefix(root) else {
-        return cgroup.to_owned();
-    };
-    let names: Vec<_> = below.components().collect();
-    let of_pod = names
-        .iter()
-        .position(|name| is_pod(&name.as_os_str().to_string_lossy()));
-    let depth = of_pod.map_or(1, |at| at + 1);
-    names
-        .into_iter()
-        .take(depth)
-        .fold(root.to_owned(), |path, name| path.join(name))
-}
-
-/// Whether a cgroup's name ends, but for `.slice`, in `pod` and a uid: 8-4-4-4-12 hexadecimal digits, joined by dashes
-/// or, by systemd's driver, underscores; or, of a static pod, 32 digits.
-fn is_pod(name: &str) -> bool {
-    let name = name.strip_suffix(".slice").unwrap_or(name);
-    let Some((_, uid)) = name.rsplit_once("pod") else {
-        return false;
-    };
-    let is_joint = |byte| byte == b'-' || byte == b'_';
-    let digits = uid.bytes().filter(u8::is_ascii_hexdigit).count();
-    digits == 32 && uid.bytes().all(|byte| byte.is_ascii_hexdigit() || is_joint(byte))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn the_cgroup_of_a_pod_is_found_by_its_uid_or_else_is_the_outermost() {
-        let uid = "0123abcd-1111-2222-3333-0123456789ab";
-        let systemd = format!("burstable.slice/kubepods-burstable-pod{}.slice", uid.replace('-', "_"));
-        let plain = format!("besteffort/pod{uid}");
-        let static_pod = "pod0123456789abcdef0123456789abcdef".to_owned();
-        for (cgroup, pod) in [
-            (format!("{systemd}/cri-containerd-12.scope"), &systemd),
-            (format!("{plain}/12/nested"), &plain),
-            (format!("{static_pod}/12"), &static_pod),
-            ("web/sandbox".to_owned(), &"web".to_owned()),
-            ("podium/a".to_owned(), &"podium".to_owned()),
-            ("web".to_owned(), &"web".to_owned()),
+    fn a_namespace_is_other_only_where_all_that_is_known_of_its_pods_says_so() {
+        use Known::{Inside, Outside, Unlisted as New};
+        for (pods, unlisted, expected) in [
+            (&[Outside][..], Unlisted::Awaited, Fate::Other),
+            (&[Outside], Unlisted::Outside, Fate::Other),
+            (&[New], Unlisted::Outside, Fate::Other),
+            (&[New], Unlisted::Awaited, Fate::Wait),
+            (&[Outside, New], Unlisted::Awaited, Fate::Wait),
+            (&[New, Outside], Unlisted::Awaited, Fate::Wait),
+            (&[Inside], Unlisted::Awaited, Fate::Nested),
+            (&[Inside, New], Unlisted::Awaited, Fate::Nested),
+            (&[New, Inside, Outside], Unlisted::Awaited, Fate::Nested),
+            (&[Outside, Inside], Unlisted::Outside, Fate::Nested),
         ] {
-            let root = Path::new("/sys/fs/cgroup/kubepods");
-            assert_eq!(pod_of(root, &root.join(&cgroup)), root.join(pod), "{cgroup}");
+            assert_eq!(fate(pods.iter().copied(), unlisted), expected, "{pods:?} {unlisted:?}");
         }
     }
 }

@@ -1,23 +1,32 @@
 //! Enrolment: which pods of this node are steered follows from the mesh.
 
 use std::collections::{HashMap, HashSet};
+use std::net::IpAddr;
 use std::os::fd::AsFd as _;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
+use super::bars::barred;
+use super::pod_cgroup::{FoundNetns, PodCgroups, inode};
 use super::{LocalPod, LocalPods, Netns, NetnsError, PodListeners, listen_in};
 use crate::identity::CertStore;
-use crate::mesh::{Mesh, Protocol, SameNode, Workload};
+use crate::mesh::{Mesh, Protocol, SameNode, Unlisted, Workload};
 use crate::steer::{ListenerFds, PodSteering, SteerError, Steering};
 
 /// How long after a failure a pod is tried again.
 pub const RETRY: Duration = Duration::from_secs(1);
+/// How often a pod that was enrolled before it had an address is looked at, and for how long; then as after a failure.
+const ADDRESS_POLL: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(10));
 
 /// Why a pod could not be enrolled.
 #[derive(Debug, Error)]
 pub enum EnrolError {
+    /// It has no process by which its network namespace could be found.
+    #[error("no process of it is in a network namespace of its own yet")]
+    NoProcess,
     /// Its network namespace cannot be used.
     #[error(transparent)]
     Netns(#[from] NetnsError),
@@ -31,13 +40,16 @@ pub enum EnrolError {
 
 /// Who serves enrolled pods: the data plane.
 pub trait PodServer: Send + Sync {
-    /// A pod has been enrolled; one set of listeners for each worker.
+    /// A pod has been enrolled; one set of listeners for each worker. Of one that was enrolled already nothing more is
+    /// taken by the listeners it had; what is open goes on.
     fn added(&self, pod: &Arc<LocalPod>, listeners: Vec<PodListeners>);
     /// A pod that is enrolled has other listeners than before; what is open of it goes on.
     fn listening(&self, pod: &Arc<LocalPod>, listeners: Vec<PodListeners>);
     /// The uids of pods of which a listener has been closed by somebody else, since this was last asked.
     fn take_broken(&self) -> HashSet<Arc<str>>;
-    /// A pod has left: what is open of it ends.
+    /// A pod has left the mesh, and lives on: nothing more is taken of it, what is open goes on.
+    fn retired(&self, uid: &str);
+    /// A pod is no more: what is open of it ends.
     fn removed(&self, uid: &str);
 }
 
@@ -51,9 +63,15 @@ pub struct Enrolment {
     pub(super) workers: usize,
     pub(super) enrolled: HashMap<Arc<str>, Enrolled>,
     /// Pods that could not be enrolled, and why: each reason is logged once.
-    failed: HashMap<Arc<str>, String>,
+    pub(super) failed: HashMap<Arc<str>, String>,
     /// Pods whose network namespace could not be looked at.
     unseen: HashSet<Arc<str>>,
+    /// Pods that have left the mesh and of which something may still be open.
+    retired: HashSet<Arc<str>>,
+    /// The cgroup of all pods.
+    pods_cgroup: PathBuf,
+    /// The inode of this process's own network namespace.
+    host: u64,
 }
 
 pub(super) struct Enrolled {
@@ -62,6 +80,22 @@ pub(super) struct Enrolled {
     pub(super) cookie: u64,
     /// Whether there are listeners. Where not, all that the pod dials or is sent is refused.
     pub(super) served: bool,
+    /// The addresses by which it is enrolled: those that the mesh knows and, where its namespace was found by its
+    /// cgroup, those that it has.
+    pub(super) addresses: Vec<IpAddr>,
+    /// By which process its namespace was found, where it was.
+    found: Option<FoundNetns>,
+    since: Instant,
+}
+
+/// What has to be done about a pod that is enrolled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Change {
+    None,
+    /// The kernel must be told of addresses. What is open goes on.
+    Addresses,
+    /// It is to be enrolled anew: it has another identity or namespace, or its connections another way.
+    Anew,
 }
 
 /// The pods that should be enrolled, by their uids.
@@ -69,14 +103,18 @@ type Wanted<'m> = HashMap<&'m Arc<str>, &'m Arc<Workload>>;
 
 /// The pods of `node` that should be enrolled.
 pub(super) fn wanted<'m>(node: &str, mesh: &'m Mesh) -> impl Iterator<Item = &'m Arc<Workload>> {
-    mesh.local_workloads(node)
-        .filter(|workload| workload.protocol == Protocol::Hbone && workload.netns.is_some())
+    mesh.local_workloads(node).filter(|workload| is_wanted(workload))
+}
+
+fn is_wanted(workload: &Workload) -> bool {
+    workload.protocol == Protocol::Hbone && barred(workload).is_none()
 }
 
 impl Enrolment {
-    /// Enrols pods of `node`, to be served by `server` with `workers` workers.
+    /// Enrols pods of `node`, whose cgroups are below `pods_cgroup`, to be served by `server` with `workers` workers.
     pub fn new(
         node: &str,
+        pods_cgroup: &Path,
         steering: Arc<Steering>,
         certs: CertStore,
         pods: LocalPods,
@@ -93,23 +131,24 @@ impl Enrolment {
             enrolled: HashMap::new(),
             failed: HashMap::new(),
             unseen: HashSet::new(),
+            retired: HashSet::new(),
+            pods_cgroup: pods_cgroup.to_owned(),
+            host: inode(Path::new("/proc/self/ns/net")).unwrap_or_default(),
         }
     }
 
-    /// Makes the enrolled pods those that the mesh says. Returns whether some pod has to be tried again.
-    pub fn reconcile(&mut self, mesh: &Mesh) -> bool {
+    /// Makes the enrolled pods those that the mesh says. Returns when this is to be done again although the mesh has not
+    /// changed and nothing was born.
+    pub fn reconcile(&mut self, mesh: &Mesh) -> Option<Duration> {
         let wanted = self.wanted(mesh);
         self.failed.retain(|uid, _| wanted.contains_key(uid));
         self.unseen.retain(|uid| wanted.contains_key(uid));
+        let (root, host) = (self.pods_cgroup.clone(), self.host);
+        let cgroups = PodCgroups::new(&root, host);
         for workload in wanted.values() {
-            let was_replaced = || {
-                let pod = self.pods.get(&workload.uid);
-                pod.is_some_and(|pod| pod.netns().was_replaced())
-            };
-            let is_done =
-                |pod: &Enrolled| pod.served && !needs_new_enrolment(&pod.workload, workload) && !was_replaced();
-            if !self.enrolled.get(&workload.uid).is_some_and(is_done) {
-                self.try_add(workload, &wanted);
+            let change = self.change(workload, &cgroups);
+            if change != Change::None {
+                self.try_add(workload, &wanted, &cgroups, change);
             }
         }
         // Only now: a namespace that another pod has taken over is never let go in between.
@@ -120,8 +159,14 @@ impl Enrolment {
             .cloned()
             .collect();
         for uid in leaving {
-            self.set_free(&uid);
-            self.remove(&uid);
+            self.leave(&uid, mesh, &cgroups);
+        }
+        let gone: Vec<Arc<str>> = self
+            .retired
+            .extract_if(|uid| mesh.workload_by_uid(uid).is_none())
+            .collect();
+        for uid in gone.iter().filter(|uid| !self.enrolled.contains_key(*uid)) {
+            self.server.removed(uid);
         }
         let swept = self.steering.sweep_adopted(self.unseen.is_empty());
         if swept > 0 {
@@ -134,7 +179,66 @@ impl Enrolment {
                 Err(error) => tracing::warn!("{error}"),
             }
         }
-        !self.failed.is_empty()
+        self.again(&wanted)
+    }
+
+    /// When pods are to be looked at again.
+    fn again(&self, wanted: &Wanted<'_>) -> Option<Duration> {
+        let unaddressed = |pod: &Enrolled| pod.found.is_some() && pod.addresses.is_empty();
+        let is_new = |pod: &Enrolled| pod.since.elapsed() < ADDRESS_POLL.1;
+        let mut pods = self.enrolled.values();
+        if pods.any(|pod| unaddressed(pod) && is_new(pod)) {
+            return Some(ADDRESS_POLL.0);
+        }
+        let outlived = |(uid, pod): (&Arc<str>, &Enrolled)| !wanted.contains_key(uid) || unaddressed(pod);
+        (!self.failed.is_empty() || self.enrolled.iter().any(outlived)).then_some(RETRY)
+    }
+
+    /// What has to be done about a pod that should be enrolled.
+    fn change(&mut self, workload: &Workload, cgroups: &PodCgroups<'_>) -> Change {
+        let Some(pod) = self.enrolled.get_mut(&workload.uid) else {
+            return Change::Anew;
+        };
+        let local = self.pods.get(&workload.uid);
+        let (true, Some(local)) = (pod.served, local) else {
+            return Change::Anew;
+        };
+        let moved = match &mut pod.found {
+            None => local.netns().was_replaced(),
+            Some(found) if inode(&found.path) == Some(found.inode) => false,
+            // The process by which it was found has gone.
+            Some(found) => match cgroups.netns(workload.cgroup_uid()) {
+                Some(now) if now.inode == found.inode => {
+                    *found = now;
+                    false
+                }
+                now => now.is_some(),
+            },
+        };
+        if moved {
+            return Change::Anew;
+        }
+        match change(pod, workload) {
+            // Those that it has are looked at as long as the mesh does not know them.
+            Change::None if pod.found.is_some() && workload.addresses.is_empty() => {
+                let inside = local.netns().addresses().unwrap_or_default();
+                match inside.iter().all(|address| pod.addresses.contains(address)) {
+                    true => Change::None,
+                    false => Change::Addresses,
+                }
+            }
+            change => change,
+        }
+    }
+
+    /// The node whose pods it enrols.
+    pub(super) fn node(&self) -> &str {
+        &self.node
+    }
+
+    /// Whether the pod should be enrolled.
+    pub(super) fn wants(&self, workload: &Workload) -> bool {
+        *workload.node == *self.node && is_wanted(workload)
     }
 
     /// The pods that should be enrolled, by their uids.
@@ -144,13 +248,14 @@ impl Enrolment {
             .collect()
     }
 
-    /// The pods that could not be enrolled, and why.
-    pub fn failures(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.failed.iter().map(|(uid, reason)| (&**uid, reason.as_str()))
-    }
-
-    fn try_add(&mut self, workload: &Arc<Workload>, wanted: &Wanted<'_>) {
-        match self.add(workload, wanted) {
+    fn try_add(&mut self, workload: &Arc<Workload>, wanted: &Wanted<'_>, cgroups: &PodCgroups<'_>, change: Change) {
+        match self.add(workload, wanted, cgroups, change) {
+            Ok(()) if change == Change::Addresses => drop(self.failed.remove(&workload.uid)),
+            // It is looked for again when it is born.
+            Err(EnrolError::NoProcess) => {
+                tracing::debug!("pod {}/{} has no process yet", workload.namespace, workload.name);
+                self.failed.remove(&workload.uid);
+            }
             Ok(()) => {
                 tracing::info!(
                     "pod {}/{} is enrolled as {}",
@@ -181,11 +286,41 @@ impl Enrolment {
         }
     }
 
-    fn add(&mut self, workload: &Arc<Workload>, wanted: &Wanted<'_>) -> Result<(), EnrolError> {
-        self.unseen.insert(Arc::clone(&workload.uid));
-        let path = workload.netns.as_deref().unwrap_or_else(|| std::path::Path::new(""));
-        let netns = Netns::open(path)?;
-        self.unseen.remove(&workload.uid);
+    /// Opens the pod's network namespace, and tells how it was found where the mesh does not say where it is.
+    fn open(&self, workload: &Workload, cgroups: &PodCgroups<'_>) -> Result<(Netns, Option<FoundNetns>), EnrolError> {
+        if let Some(path) = &workload.netns {
+            return Ok((Netns::open(path)?, None));
+        }
+        let found = cgroups.netns(workload.cgroup_uid()).ok_or(EnrolError::NoProcess)?;
+        match Netns::open(&found.path) {
+            Ok(netns) if netns.inode() == found.inode => Ok((netns, Some(found))),
+            // The process has gone in the meantime, or into another namespace.
+            Ok(_) => Err(EnrolError::NoProcess),
+            Err(_) if inode(&found.path) != Some(found.inode) => Err(EnrolError::NoProcess),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn add(
+        &mut self,
+        workload: &Arc<Workload>,
+        wanted: &Wanted<'_>,
+        cgroups: &PodCgroups<'_>,
+        change: Change,
+    ) -> Result<(), EnrolError> {
+        let opened = self.open(workload, cgroups);
+        // Of a pod without a process there is nothing that could be let go by mistake.
+        if matches!(opened, Ok(_) | Err(EnrolError::NoProcess)) {
+            self.unseen.remove(&workload.uid);
+        } else {
+            self.unseen.insert(Arc::clone(&workload.uid));
+        }
+        let (netns, found) = opened?;
+        let workload = match &found {
+            Some(_) => with_addresses(workload, &netns.addresses()?),
+            None => Arc::clone(workload),
+        };
+        let workload = &workload;
         let cookie = netns.cookie();
         let holder = self
             .enrolled
@@ -222,13 +357,18 @@ impl Enrolment {
             workload: Arc::clone(workload),
             cookie,
             served: made.is_ok(),
+            addresses: workload.addresses.clone(),
+            found,
+            since: Instant::now(),
         };
         let before = self.enrolled.insert(Arc::clone(&workload.uid), now);
         if let Some(holder) = holder {
             self.remove(&holder);
         }
         if let Some(before) = before {
-            self.server.removed(&workload.uid);
+            if change == Change::Anew {
+                self.server.removed(&workload.uid);
+            }
             self.release_unless_held(before.cookie);
         }
         // Should it ever be let go, it is to be looked at anew.
@@ -258,13 +398,44 @@ impl Enrolment {
         }
     }
 
-    fn remove(&mut self, uid: &str) {
+    /// Lets go a pod that is not wanted any more.
+    fn leave(&mut self, uid: &Arc<str>, mesh: &Mesh, cgroups: &PodCgroups<'_>) {
+        let listed = mesh.workload_by_uid(uid);
+        if listed.is_none() && mesh.unlisted() == Unlisted::Awaited && self.is_alive(uid, cgroups) {
+            // It was deleted without waiting for its end: what is left of it gets no way around.
+            self.stop_serving(uid);
+            return;
+        }
+        if listed.is_some() || mesh.unlisted() == Unlisted::Outside {
+            self.set_free(uid);
+        }
+        if listed.is_some() {
+            self.let_go(uid);
+            self.server.retired(uid);
+            self.retired.insert(Arc::clone(uid));
+        } else {
+            self.remove(uid);
+        }
+    }
+
+    /// Whether a process is left of a pod that was found by its cgroup.
+    fn is_alive(&self, uid: &str, cgroups: &PodCgroups<'_>) -> bool {
+        let pod = self.enrolled.get(uid).filter(|pod| pod.found.is_some());
+        pod.is_some_and(|pod| cgroups.netns(pod.workload.cgroup_uid()).is_some())
+    }
+
+    /// Steers the pod no more. Established connections are not touched.
+    fn let_go(&mut self, uid: &str) {
         if let Some(pod) = self.enrolled.remove(uid) {
             tracing::info!("pod {}/{} has left", pod.workload.namespace, pod.workload.name);
             self.release_unless_held(pod.cookie);
             self.pods.remove(uid);
-            self.server.removed(uid);
         }
+    }
+
+    fn remove(&mut self, uid: &str) {
+        self.let_go(uid);
+        self.server.removed(uid);
     }
 
     fn release_unless_held(&self, cookie: u64) {
@@ -283,10 +454,101 @@ pub(super) fn first_of(listeners: &[PodListeners]) -> Option<ListenerFds<'_>> {
     })
 }
 
-/// Whether the pod must be enrolled anew: what the kernel or the store of certificates was told has changed.
-pub(super) fn needs_new_enrolment(old: &Workload, new: &Workload) -> bool {
-    old.identity != new.identity
-        || old.addresses != new.addresses
-        || old.netns != new.netns
-        || old.same_node != new.same_node
+/// What has to be done about a pod that is enrolled, by what the mesh says of it.
+pub(super) fn change(pod: &Enrolled, now: &Workload) -> Change {
+    let old = &pod.workload;
+    let anew = old.identity != now.identity || old.netns != now.netns || old.same_node != now.same_node;
+    match &pod.found {
+        _ if anew => Change::Anew,
+        None if pod.addresses != now.addresses => Change::Anew,
+        Some(_) if !covers(&pod.addresses, &now.addresses) => Change::Addresses,
+        _ => Change::None,
+    }
+}
+
+/// Whether a pod that is enrolled with the addresses `enrolled` is so with those that the mesh says too, which go first.
+fn covers(enrolled: &[IpAddr], mesh: &[IpAddr]) -> bool {
+    let first = |of: &[IpAddr], v4: bool| of.iter().copied().find(|address| address.is_ipv4() == v4);
+    let agrees = |v4| first(mesh, v4).is_none_or(|address| first(enrolled, v4) == Some(address));
+    agrees(true) && agrees(false) && mesh.iter().all(|address| enrolled.contains(address))
+}
+
+/// The workload with the addresses that its namespace has besides.
+fn with_addresses(workload: &Arc<Workload>, inside: &[IpAddr]) -> Arc<Workload> {
+    let more: Vec<IpAddr> = inside
+        .iter()
+        .copied()
+        .filter(|address| !workload.addresses.contains(address))
+        .collect();
+    if more.is_empty() {
+        return Arc::clone(workload);
+    }
+    let mut workload = Workload::clone(workload);
+    workload.addresses.extend(more);
+    Arc::new(workload)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mesh::test_workload;
+
+    fn ips(texts: &[&str]) -> Vec<IpAddr> {
+        texts.iter().map(|text| text.parse().unwrap()).collect()
+    }
+
+    fn enrolled(addresses: &[&str], found: bool) -> Enrolled {
+        let path = PathBuf::from("/proc/1/ns/net");
+        Enrolled {
+            workload: Arc::new(test_workload("shop", "cart", "10.0.0.1")),
+            cookie: 1,
+            served: true,
+            addresses: ips(addresses),
+            found: found.then_some(FoundNetns { path, inode: 1 }),
+            since: Instant::now(),
+        }
+    }
+
+    #[test]
+    fn a_pod_found_by_its_cgroup_keeps_its_enrolment_when_the_mesh_learns_what_it_has() {
+        for (has, mesh, expected) in [
+            (&["10.0.0.1", "fd00::1"][..], &["10.0.0.1"][..], Change::None),
+            (&["10.0.0.1", "fd00::1"], &["10.0.0.1", "fd00::1"], Change::None),
+            (&["10.0.0.1", "fd00::1"], &["fd00::1", "10.0.0.1"], Change::None),
+            (&["10.0.0.1"], &[], Change::None),
+            (&[], &[], Change::None),
+            (&[], &["10.0.0.1"], Change::Addresses),
+            (&["10.0.0.1"], &["10.0.0.1", "fd00::1"], Change::Addresses),
+            (&["10.0.0.2", "10.0.0.1"], &["10.0.0.1"], Change::Addresses),
+        ] {
+            let mut now = test_workload("shop", "cart", "10.0.0.1");
+            now.addresses = ips(mesh);
+            assert_eq!(change(&enrolled(has, true), &now), expected, "{has:?} {mesh:?}");
+        }
+    }
+
+    #[test]
+    fn a_pod_is_enrolled_anew_where_it_is_another_to_the_kernel_or_to_the_store() {
+        let same = test_workload("shop", "cart", "10.0.0.1");
+        let anew = |change: &dyn Fn(&mut Workload)| {
+            let mut now = same.clone();
+            change(&mut now);
+            super::change(&enrolled(&["10.0.0.1"], false), &now)
+        };
+        assert_eq!(anew(&|_| {}), Change::None);
+        assert_eq!(anew(&|now| now.labels.extend([("a".into(), "b".into())])), Change::None);
+        assert_eq!(anew(&|now| now.netns = Some("/run/netns/a".into())), Change::Anew);
+        assert_eq!(anew(&|now| now.same_node = SameNode::Encrypted), Change::Anew);
+        assert_eq!(anew(&|now| now.addresses = ips(&["10.0.0.2"])), Change::Anew);
+        let other = test_workload("shop", "web", "10.0.0.1").identity;
+        assert_eq!(anew(&|now| now.identity = other.clone()), Change::Anew);
+    }
+
+    #[test]
+    fn what_the_mesh_says_goes_before_what_the_namespace_has() {
+        let workload = Arc::new(test_workload("shop", "cart", "10.0.0.1"));
+        let merged = with_addresses(&workload, &ips(&["10.0.0.9", "10.0.0.1", "fd00::1"]));
+        assert_eq!(merged.addresses, ips(&["10.0.0.1", "10.0.0.9", "fd00::1"]));
+        assert!(Arc::ptr_eq(&with_addresses(&workload, &ips(&["10.0.0.1"])), &workload));
+    }
 }

@@ -2,10 +2,13 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
+use nix::ifaddrs::getifaddrs;
+use nix::net::if_::InterfaceFlags;
 use nix::sched::{CloneFlags, setns};
 use socket2::{Domain, Socket, Type};
 use thiserror::Error;
@@ -155,6 +158,25 @@ impl Netns {
         Ok(work())
     }
 
+    /// The addresses that interfaces have in it by which others can reach it, in the kernel's order.
+    pub(super) fn addresses(&self) -> Result<Vec<IpAddr>, NetnsError> {
+        let all = self
+            .run(getifaddrs)?
+            .map_err(|error| self.inside("reading its addresses", error.into()))?;
+        let mut addresses = Vec::new();
+        for interface in all.filter(|interface| !interface.flags.contains(InterfaceFlags::IFF_LOOPBACK)) {
+            let Some(address) = interface.address else { continue };
+            let v4 = address.as_sockaddr_in().map(|address| IpAddr::V4(address.ip()));
+            let v6 = address.as_sockaddr_in6().map(|address| IpAddr::V6(address.ip()));
+            if let Some(ip) = v4.or(v6).filter(is_global)
+                && !addresses.contains(&ip)
+            {
+                addresses.push(ip);
+            }
+        }
+        Ok(addresses)
+    }
+
     /// The namespace's `net.ipv4.ip_local_port_range`, which counts for IPv6 too.
     pub fn local_port_range(&self) -> Result<[u16; 2], NetnsError> {
         let text = self
@@ -214,6 +236,15 @@ fn netns_cookie(socket: &Socket) -> io::Result<u64> {
     }
 }
 
+/// Whether others than the neighbours on the link may reach somebody at the address.
+fn is_global(ip: &IpAddr) -> bool {
+    let local = match ip {
+        IpAddr::V4(ip) => ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    };
+    !(local || ip.is_loopback() || ip.is_unspecified() || ip.is_multicast())
+}
+
 fn parse_port_range(text: &str) -> Option<[u16; 2]> {
     let mut words = text.split_ascii_whitespace().map(str::parse);
     match (words.next(), words.next(), words.next()) {
@@ -231,6 +262,22 @@ mod tests {
         assert_eq!(parse_port_range("32768\t60999\n"), Some([32768, 60999]));
         for text in ["", "1", "5 3", "a b", "1 2 3", "1 70000"] {
             assert_eq!(parse_port_range(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn only_addresses_that_others_can_reach_count() {
+        for (text, counts) in [
+            ("10.244.1.2", true),
+            ("fd00::1", true),
+            ("2001:db8::1", true),
+            ("127.0.0.1", false),
+            ("::1", false),
+            ("169.254.7.8", false),
+            ("fe80::1", false),
+            ("0.0.0.0", false),
+        ] {
+            assert_eq!(is_global(&text.parse().unwrap()), counts, "{text}");
         }
     }
 

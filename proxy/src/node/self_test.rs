@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -144,15 +145,21 @@ fn failed(doing: &str, error: &dyn std::fmt::Display) -> SteerError {
 }
 
 /// A cgroup for the length of the test.
-struct ScratchCgroup(PathBuf);
+pub(super) struct ScratchCgroup(PathBuf);
 
 impl ScratchCgroup {
-    fn make(pods: &Path) -> Result<Self, SteerError> {
-        let path = pods.join(format!("adit-self-test-{}", std::process::id()));
+    pub(super) fn make(pods: &Path) -> Result<Self, SteerError> {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let path = pods.join(format!("adit-self-test-{}-{number}", std::process::id()));
         match fs::create_dir(&path) {
             Ok(()) => Ok(Self(path)),
             Err(error) => Err(SteerError::Cgroup { path, error }),
         }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.0
     }
 }
 

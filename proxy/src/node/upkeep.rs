@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
 
-use super::enrol::{first_of, needs_new_enrolment, wanted};
+use super::enrol::{Change, change, first_of, wanted};
 use super::{EnrolError, Enrolment, LocalPod, listen_in};
 use crate::identity::SpiffeId;
 use crate::mesh::{Mesh, SameNode};
@@ -60,14 +60,12 @@ impl Enrolment {
         Ok(())
     }
 
-    /// Ends what is open of pods that have left, or are not what they were. For a proxy that has handed over: maps and
+    /// Ends what is open of pods that are no more, or are not what they were. For a proxy that has handed over: maps and
     /// pins are its successor's.
     pub fn end_departed(&mut self, mesh: &Mesh) {
-        let wanted = self.wanted(mesh);
         self.enrolled.retain(|uid, pod| {
-            let stays = wanted
-                .get(uid)
-                .is_some_and(|workload| !needs_new_enrolment(&pod.workload, workload));
+            let now = mesh.workload_by_uid(uid);
+            let stays = now.is_some_and(|workload| change(pod, workload) != Change::Anew);
             if !stays {
                 self.pods.remove(uid);
                 self.server.removed(uid);

@@ -58,6 +58,13 @@ impl AppStream {
         )
     }
 
+    /// Sends a short answer, and lets the connection close in order.
+    pub async fn answer(&self, bytes: &[u8]) -> io::Result<()> {
+        self.tcp.writable().await?;
+        self.tcp.try_write(bytes)?;
+        SockRef::from(&self.tcp).set_linger(None)
+    }
+
     /// Lets the connection close in order where both directions have ended.
     pub fn close_if(&self, outcome: &Outcome) {
         if matches!(outcome, Outcome::Closed(_)) {

@@ -16,7 +16,7 @@ use super::fault::{Fault, Misplaced, Place};
 use crate::identity::{SpiffeId, TrustDomain};
 use crate::mesh::{
     Action, Mesh, MeshParts, Node, Policy, Protocol, SameNode, Scope, Service, ServicePort, Subject, TargetPort,
-    TrafficDistribution, Workload,
+    TrafficDistribution, Unlisted, Workload,
 };
 
 const DEFAULT_CLUSTER_DOMAIN: &str = "cluster.local";
@@ -33,6 +33,8 @@ struct Document {
     cluster_ranges: Vec<Spanned<String>>,
     #[serde(default)]
     same_node: SameNode,
+    #[serde(default)]
+    unlisted_pods: Unlisted,
     #[serde(default)]
     nodes: Vec<Spanned<NodeSpec>>,
     #[serde(default)]
@@ -213,6 +215,7 @@ impl Builder {
             None => DEFAULT_CLUSTER_DOMAIN,
         };
         let mut parts = MeshParts::new(trust_domain, cluster_domain);
+        parts.unlisted = document.unlisted_pods;
         parts.cluster_ranges = document.cluster_ranges.iter().map(block).collect::<Result<_, _>>()?;
         Ok(Self {
             parts,
@@ -296,6 +299,7 @@ impl Builder {
                 policies,
                 ready: spec.ready,
                 netns: spec.netns.map(|netns| netns.value),
+                pod: None,
             });
         }
         Ok(())

@@ -1,0 +1,246 @@
+//! What becomes of pods, told to whom it concerns: each enrolment is tested, and its outcome written to the pod's status.
+
+use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::{JoinSet, spawn_blocking};
+use tokio::time::{Instant, sleep_until};
+
+use super::condition::{Capture, PodStanding, Wanted, condition};
+use super::pod_status::{PodStatus, WriteError};
+use super::{CaptureTests, LocalPod};
+use crate::mesh::{CapturedCondition, Workload};
+
+/// How many tests are under way at a time.
+const TESTS: usize = 2;
+/// How many writes are under way at a time.
+const WRITES: usize = 8;
+/// After how long a test that failed is made again.
+const RETEST: Duration = Duration::from_secs(5);
+/// How long writing pauses after the API could not be reached or has refused, at first and at most.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+
+/// How the pods of this node stand, as who enrols them tells it.
+pub type Standings = watch::Receiver<Arc<Vec<PodStanding>>>;
+
+/// Who is told what goes wrong with a pod: in a word, and in words.
+pub type Complain = Box<dyn Fn(&Workload, &str, &str) + Send + Sync>;
+
+/// Tests pods and tells how they stand.
+pub struct Report {
+    tests: CaptureTests,
+    pods_cgroup: PathBuf,
+    /// None where there is no API to write to.
+    status: Option<Arc<PodStatus>>,
+    complain: Complain,
+    /// How the last test of each pod ended, and of which of its enrolments it was.
+    tested: HashMap<Arc<str>, Tested>,
+    testing: HashSet<Arc<str>>,
+    /// What was written last, which the mesh may not know yet.
+    written: HashMap<Arc<str>, Option<CapturedCondition>>,
+    writing: HashSet<Arc<str>>,
+    /// What was complained of last.
+    complaints: HashMap<Arc<str>, String>,
+    pause: Duration,
+    resume: Instant,
+    last_error: Option<String>,
+}
+
+struct Tested {
+    pod: Arc<LocalPod>,
+    result: Result<(), String>,
+    at: Instant,
+}
+
+type TestEnd = (Arc<LocalPod>, Result<(), String>);
+type WriteEnd = (Arc<Workload>, Option<CapturedCondition>, Result<(), WriteError>);
+
+impl Report {
+    /// Tests by `tests`, below `pods_cgroup`.
+    pub fn new(tests: CaptureTests, pods_cgroup: PathBuf, status: Option<PodStatus>, complain: Complain) -> Self {
+        Self {
+            tests,
+            pods_cgroup,
+            status: status.map(Arc::new),
+            complain,
+            tested: HashMap::new(),
+            testing: HashSet::new(),
+            written: HashMap::new(),
+            writing: HashSet::new(),
+            complaints: HashMap::new(),
+            pause: PAUSE.0,
+            resume: Instant::now(),
+            last_error: None,
+        }
+    }
+
+    /// Follows how pods stand until nobody tells it any more. Cancelling leaves conditions as they are.
+    pub async fn follow(mut self, mut standings: Standings) {
+        let mut testing: JoinSet<TestEnd> = JoinSet::new();
+        let mut writing: JoinSet<WriteEnd> = JoinSet::new();
+        loop {
+            let now = Arc::clone(&standings.borrow_and_update());
+            self.forget(&now);
+            let mut next = Instant::now() + RETEST;
+            for standing in now.iter() {
+                self.test(standing, &mut testing, &mut next);
+                self.tell(standing, &mut writing, &mut next);
+            }
+            tokio::select! {
+                changed = standings.changed() => if changed.is_err() {
+                    return;
+                },
+                Some(Ok((pod, result))) = testing.join_next() => self.note_test(pod, result),
+                Some(Ok((workload, condition, result))) = writing.join_next() => self.note_write(&workload, condition, result),
+                () = sleep_until(next), if !self.idle(&now) => {}
+            }
+        }
+    }
+
+    /// Whether there is nothing to be done again by itself.
+    fn idle(&self, now: &[PodStanding]) -> bool {
+        let failed = |standing: &PodStanding| {
+            matches!(standing.capture, Capture::Enrolled(_)) && !matches!(self.result(standing), Some(Ok(())))
+        };
+        Instant::now() >= self.resume && !now.iter().any(failed)
+    }
+
+    fn forget(&mut self, now: &[PodStanding]) {
+        let listed: HashSet<&Arc<str>> = now.iter().map(|standing| &standing.workload.uid).collect();
+        self.tested.retain(|uid, _| listed.contains(uid));
+        self.written.retain(|uid, _| listed.contains(uid));
+        self.complaints.retain(|uid, _| listed.contains(uid));
+    }
+
+    /// How the test of the enrolment that the pod has now ended.
+    fn result(&self, standing: &PodStanding) -> Option<&Result<(), String>> {
+        let Capture::Enrolled(pod) = &standing.capture else {
+            return None;
+        };
+        let tested = self.tested.get(&standing.workload.uid)?;
+        Arc::ptr_eq(&tested.pod, pod).then_some(&tested.result)
+    }
+
+    fn test(&mut self, standing: &PodStanding, tests: &mut JoinSet<TestEnd>, next: &mut Instant) {
+        let Capture::Enrolled(pod) = &standing.capture else {
+            return;
+        };
+        let due = match self.result(standing) {
+            Some(Ok(())) => return,
+            Some(Err(_)) => self.tested.get(pod.uid()).map(|tested| tested.at + RETEST),
+            None => None,
+        };
+        if let Some(due) = due.filter(|due| *due > Instant::now()) {
+            *next = due.min(*next);
+            return;
+        }
+        if self.testing.len() >= TESTS || !self.testing.insert(Arc::clone(pod.uid())) {
+            return;
+        }
+        let (tests_under_way, pods_cgroup, pod) = (self.tests.clone(), self.pods_cgroup.clone(), Arc::clone(pod));
+        tests.spawn(async move {
+            let tested = Arc::clone(&pod);
+            let run = move || {
+                tests_under_way
+                    .run(&pods_cgroup, &tested)
+                    .map_err(|error| error.to_string())
+            };
+            let result = spawn_blocking(run).await;
+            (pod, result.unwrap_or_else(|error| Err(error.to_string())))
+        });
+    }
+
+    fn note_test(&mut self, pod: Arc<LocalPod>, result: Result<(), String>) {
+        self.testing.remove(pod.uid());
+        let name = format!("{}/{}", pod.workload().namespace, pod.workload().name);
+        match &result {
+            Ok(()) => tracing::debug!("pod {name} is captured"),
+            Err(error) => tracing::warn!("pod {name}: {error}"),
+        }
+        let uid = Arc::clone(pod.uid());
+        let at = Instant::now();
+        self.tested.insert(uid, Tested { pod, result, at });
+    }
+
+    /// Writes the pod's condition, if it is another than the API has, and complains of what is wrong, once.
+    fn tell(&mut self, standing: &PodStanding, writes: &mut JoinSet<WriteEnd>, next: &mut Instant) {
+        let workload = &standing.workload;
+        self.complain_of(standing);
+        let (Some(status), Some(details)) = (&self.status, &workload.pod) else {
+            return;
+        };
+        let is = match self.written.get(&workload.uid) {
+            Some(written) => written.as_ref(),
+            None => details.captured.as_ref(),
+        };
+        let to_be = match condition(&standing.capture, self.result(standing), is) {
+            Wanted::Undecided => return,
+            Wanted::None => None,
+            Wanted::Condition(condition) => Some(condition),
+        };
+        if to_be.as_ref() == is || self.writing.contains(&workload.uid) {
+            return;
+        }
+        if Instant::now() < self.resume {
+            *next = self.resume.min(*next);
+            return;
+        }
+        if self.writing.len() >= WRITES {
+            return;
+        }
+        let turns = is.map(|is| is.status) != to_be.as_ref().map(|to_be| to_be.status);
+        self.writing.insert(Arc::clone(&workload.uid));
+        let (status, workload) = (Arc::clone(status), Arc::clone(workload));
+        writes.spawn(async move {
+            let result = status.write(&workload, to_be.as_ref(), turns).await;
+            (workload, to_be, result)
+        });
+    }
+
+    fn note_write(
+        &mut self,
+        workload: &Workload,
+        condition: Option<CapturedCondition>,
+        result: Result<(), WriteError>,
+    ) {
+        self.writing.remove(&workload.uid);
+        match result {
+            // Of a pod that is no more there is nothing to be told.
+            Ok(()) | Err(WriteError::Gone) => {
+                self.written.insert(Arc::clone(&workload.uid), condition);
+                self.pause = PAUSE.0;
+                if self.last_error.take().is_some() {
+                    tracing::info!("the conditions of pods can be written again");
+                }
+            }
+            Err(WriteError::Api(error)) => {
+                let text = error.to_string();
+                if self.last_error.as_ref() != Some(&text) {
+                    tracing::warn!("{text}; trying again");
+                    self.last_error = Some(text);
+                }
+                self.resume = Instant::now() + self.pause.mul_f64(0.5 + fastrand::f64());
+                self.pause = (self.pause * 2).min(PAUSE.1);
+            }
+        }
+    }
+
+    fn complain_of(&mut self, standing: &PodStanding) {
+        let (reason, text) = match (&standing.capture, self.result(standing)) {
+            (Capture::Failed(text), _) => ("EnrolmentFailed", text.clone()),
+            (Capture::Barred(bar), _) => (bar.reason(), bar.to_string()),
+            (Capture::Enrolled(_), Some(Err(text))) => ("SelfTestFailed", text.clone()),
+            _ => {
+                self.complaints.remove(&standing.workload.uid);
+                return;
+            }
+        };
+        if self.complaints.get(&standing.workload.uid) != Some(&text) {
+            (self.complain)(&standing.workload, reason, &text);
+            self.complaints.insert(Arc::clone(&standing.workload.uid), text);
+        }
+    }
+}
