@@ -1,0 +1,3 @@
+//! The Kubernetes API as a source of truth.
+
+pub mod events;
