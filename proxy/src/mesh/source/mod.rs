@@ -3,6 +3,7 @@
 mod document;
 mod fault;
 pub mod file;
+pub mod kubernetes;
 
 pub use fault::{Fault, SourceError};
 pub use file::{FileSource, SourceStatus, StatusHandle};
