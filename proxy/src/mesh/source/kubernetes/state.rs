@@ -55,6 +55,8 @@ struct Stale {
     services: HashSet<Arc<str>>,
     ranges: bool,
     policies: bool,
+    /// The workloads of all pods.
+    pods: bool,
     /// Whether anything has changed at all.
     any: bool,
 }
@@ -118,6 +120,9 @@ impl State {
         }
         if std::mem::take(&mut self.stale.policies) {
             self.remake_policies();
+        }
+        if std::mem::take(&mut self.stale.pods) {
+            self.remake_pods(|_| true);
         }
         for name in std::mem::take(&mut self.stale.services) {
             self.remake_service(&name);
@@ -195,10 +200,16 @@ impl State {
     fn list_ends(&mut self, kind: Kind) {
         let list = self.list(kind);
         match kind {
-            Kind::Namespaces => missing(&self.namespaces, list).iter().for_each(|name| self.remove_namespace(name)),
-            Kind::Nodes => missing(&self.nodes, list).iter().for_each(|name| self.remove_node(name)),
+            Kind::Namespaces => missing(&self.namespaces, list)
+                .iter()
+                .for_each(|name| self.remove_namespace(name)),
+            Kind::Nodes => missing(&self.nodes, list)
+                .iter()
+                .for_each(|name| self.remove_node(name)),
             Kind::Pods => self.pods.missing(list).iter().for_each(|uid| self.remove_pod(uid)),
-            Kind::Services => missing(&self.services, list).iter().for_each(|name| self.remove_service(name)),
+            Kind::Services => missing(&self.services, list)
+                .iter()
+                .for_each(|name| self.remove_service(name)),
             Kind::EndpointSlices => {
                 let mut gone = Vec::new();
                 for slice in self.slices.values().flat_map(|slices| slices.values()) {
@@ -206,12 +217,16 @@ impl State {
                         gone.push((Arc::clone(&slice.value.namespace), slice.value.name.clone()));
                     }
                 }
-                gone.iter().for_each(|(namespace, name)| self.remove_slice(namespace, name, None));
+                gone.iter()
+                    .for_each(|(namespace, name)| self.remove_slice(namespace, name, None));
             }
             Kind::AuthorizationPolicies | Kind::PeerAuthentications => {
                 let Some(kind) = policy_kind(kind) else { return };
                 let of_kind = self.policy_objects.iter().filter(|((known, _, _), _)| *known == kind);
-                let gone: Vec<_> = of_kind.filter(|(_, seen)| **seen != list).map(|(key, _)| key.clone()).collect();
+                let gone: Vec<_> = of_kind
+                    .filter(|(_, seen)| **seen != list)
+                    .map(|(key, _)| key.clone())
+                    .collect();
                 for (kind, namespace, name) in gone {
                     self.remove_policy(kind, &namespace, &name);
                 }
@@ -292,9 +307,18 @@ impl State {
         let mut touched: Vec<IpAddr> = pod.workload.addresses.clone();
         let known = self.pods.insert(pod);
         if let Some(known) = &known {
-            touched.extend(known.addresses.iter().filter(|address| !touched.contains(address)).collect::<Vec<_>>());
+            touched.extend(
+                known
+                    .addresses
+                    .iter()
+                    .filter(|address| !touched.contains(address))
+                    .collect::<Vec<_>>(),
+            );
         }
-        self.remake_pod(&uid, &touched);
+        match self.is_whole() {
+            true => self.remake_pod(&uid, &touched),
+            false => self.stale.pods = true,
+        }
         Ok(())
     }
 
@@ -307,10 +331,19 @@ impl State {
 
     /// Makes the workloads of these pods anew.
     fn remake_pods(&mut self, which: impl Fn(&Pod) -> bool) {
-        // While the first lists come in, all is made at their end.
-        let uids: Vec<Arc<str>> = self.pods.iter().filter(|pod| which(pod)).map(|pod| Arc::clone(&pod.workload.uid)).collect();
+        if !self.is_whole() {
+            // What they depend on comes in any order: all are made once it is there.
+            self.stale.pods = true;
+            return;
+        }
+        let which = self.pods.iter().filter(|pod| which(pod));
+        let uids: Vec<Arc<str>> = which.map(|pod| Arc::clone(&pod.workload.uid)).collect();
         for uid in uids {
-            let addresses = self.pods.get(&uid).map(|pod| pod.workload.addresses.clone()).unwrap_or_default();
+            let addresses = self
+                .pods
+                .get(&uid)
+                .map(|pod| pod.workload.addresses.clone())
+                .unwrap_or_default();
             self.remake_pod(&uid, &addresses);
         }
     }
@@ -350,8 +383,13 @@ impl State {
     /// Says whose these addresses are.
     fn settle(&mut self, addresses: &[IpAddr]) {
         for address in addresses {
-            let claims = self.pods.claims(*address).filter(|pod| self.mesh.workload_by_uid(&pod.workload.uid).is_some());
-            let owner = claims.max_by_key(|pod| Claim::of(pod)).map(|pod| Arc::clone(&pod.workload));
+            let claims = self
+                .pods
+                .claims(*address)
+                .filter(|pod| self.mesh.workload_by_uid(&pod.workload.uid).is_some());
+            let owner = claims
+                .max_by_key(|pod| Claim::of(pod))
+                .map(|pod| Arc::clone(&pod.workload));
             if self.mesh.workload_by_addr(*address) != owner.as_ref() {
                 self.stale.any = true;
             }
@@ -400,9 +438,16 @@ impl State {
     /// Removes a slice, where it is the one of that uid.
     fn remove_slice(&mut self, namespace: &str, name: &str, uid: Option<&str>) {
         let own = format!("{namespace}/{name}");
-        let Some(owner) = self.slice_owner.get(own.as_str()).cloned() else { return };
-        let Some(slices) = self.slices.get_mut(&owner) else { return };
-        if slices.get(name).is_some_and(|known| uid.is_some_and(|uid| known.uid != uid)) {
+        let Some(owner) = self.slice_owner.get(own.as_str()).cloned() else {
+            return;
+        };
+        let Some(slices) = self.slices.get_mut(&owner) else {
+            return;
+        };
+        if slices
+            .get(name)
+            .is_some_and(|known| uid.is_some_and(|uid| known.uid != uid))
+        {
             return;
         }
         slices.remove(name);
@@ -434,7 +479,8 @@ impl State {
     fn set_policy(&mut self, kind: Kind, object: Value, list: u32) -> Result<(), DecodeError> {
         let Some(kind) = policy_kind(kind) else { return Ok(()) };
         let (namespace, name) = named(&object)?;
-        self.policy_objects.insert((kind, namespace.to_owned(), name.to_owned()), list);
+        self.policy_objects
+            .insert((kind, namespace.to_owned(), name.to_owned()), list);
         let changed = self.policies.set(kind, object);
         self.stale.policies |= changed;
         self.stale.any |= changed;
@@ -442,7 +488,8 @@ impl State {
     }
 
     fn remove_policy(&mut self, kind: PolicyKind, namespace: &str, name: &str) {
-        self.policy_objects.remove(&(kind, namespace.to_owned(), name.to_owned()));
+        self.policy_objects
+            .remove(&(kind, namespace.to_owned(), name.to_owned()));
         let changed = self.policies.remove(kind, namespace, name);
         self.stale.policies |= changed;
         self.stale.any |= changed;
@@ -486,3 +533,6 @@ fn named(object: &Value) -> Result<(&str, &str), DecodeError> {
     let text = |field: &'static str| object["metadata"][field].as_str().ok_or(DecodeError::Lacks(field));
     Ok((text("namespace")?, text("name")?))
 }
+
+#[cfg(test)]
+mod tests;
