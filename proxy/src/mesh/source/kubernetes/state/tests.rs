@@ -369,12 +369,36 @@ fn a_nodes_zone_is_its_pods_and_its_range_the_clusters() {
     let mut state = state();
     set(&mut state, Kind::Namespaces, namespace("shop", None));
     set(&mut state, Kind::Pods, pod(&POD));
-    for (zone, cidr) in [("z1", "10.0.0.0/24"), ("z2", "10.0.1.0/24")] {
+    for (zone, cidr) in [("z1", "10.0.0.0/24"), ("z2", "10.0.0.0/23")] {
         set(&mut state, Kind::Nodes, node(zone, cidr));
         let mesh = state.take_changed().unwrap();
         assert_eq!(&*mesh.workload_by_uid("a").unwrap().zone, zone);
         assert_eq!(mesh.cluster_ranges(), [cidr.parse().unwrap()]);
     }
+    // Where an address is known that lies elsewhere, ranges do not tell all.
+    set(
+        &mut state,
+        Kind::Pods,
+        pod(&PodSpec {
+            uid: "stray",
+            address: "10.9.0.1",
+            ..POD
+        }),
+    );
+    assert_eq!(state.take_changed().unwrap().cluster_ranges(), []);
+    state.apply(Event::Gone(
+        Kind::Pods,
+        pod(&PodSpec {
+            uid: "stray",
+            address: "10.9.0.1",
+            ..POD
+        }),
+    ));
+    set(&mut state, Kind::Nodes, node("z2", "10.0.0.0/16"));
+    assert_eq!(
+        state.take_changed().unwrap().cluster_ranges(),
+        ["10.0.0.0/16".parse().unwrap()]
+    );
     state.apply(Event::Gone(Kind::Nodes, node("z2", "10.0.1.0/24")));
     let mesh = state.take_changed().unwrap();
     assert_eq!(
