@@ -11,11 +11,11 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 use super::handover::Wish;
 use crate::admin::{Pending, Readiness};
 use crate::dataplane::{DirectConnections, Verdicts};
-use crate::mesh::{Mesh, MeshHandle};
+use crate::mesh::{Changes, Mesh, MeshHandle};
 use crate::node::{EnrolError, Enrolment, LocalPods, PodStanding};
 use crate::telemetry::Telemetry;
 
-/// How often telemetry is told what is gone, where the mesh does not change.
+/// How often telemetry is told what is gone, and all is looked at, whether the mesh has changed or not.
 const FORGET_EVERY: Duration = Duration::from_secs(120);
 /// How often it is looked whether programs and pins are in place.
 const CHECK_EVERY: Duration = Duration::from_secs(5);
@@ -43,15 +43,18 @@ pub(super) struct Kept {
     pub(super) telemetry: Arc<Telemetry>,
     /// Who is told how pods stand.
     pub(super) standings: watch::Sender<Arc<Vec<PodStanding>>>,
+    /// The mesh as it was last taken account of.
+    pub(super) seen: Option<Arc<Mesh>>,
 }
 
 impl Kept {
-    /// Gives when some pod has to be looked at again.
-    fn reconcile(&mut self, mesh: &Mesh) -> Option<Duration> {
+    /// Takes account of the mesh as a whole. Gives when some pod has to be looked at again.
+    fn reconcile(&mut self, mesh: &Arc<Mesh>) -> Option<Duration> {
         // What policies forbid by now first; then, where pods have come or gone, once more.
-        self.publish(mesh);
+        self.publish(mesh, None);
         self.enforce();
         let again = self.enrol(mesh);
+        self.seen = Some(Arc::clone(mesh));
         self.telemetry.forget_missing(mesh.workloads(), Instant::now());
         again
     }
@@ -61,16 +64,35 @@ impl Kept {
         let pods = self.pods.all();
         let again = self.enrolment.reconcile(mesh);
         if !Arc::ptr_eq(&pods, &self.pods.all()) {
-            self.publish(mesh);
+            self.publish(mesh, None);
         }
         self.standings.send_replace(Arc::new(self.enrolment.standings(mesh)));
         again
     }
 
-    fn publish(&mut self, mesh: &Mesh) {
-        if let Err(error) = self.verdicts.publish(mesh, &self.pods) {
+    /// Takes account of what has changed in the mesh. Gives when some pod has to be looked at again, where that may have
+    /// come to differ.
+    fn follow(&mut self, mesh: &Arc<Mesh>) -> Option<Option<Duration>> {
+        let changes = self.seen.as_ref().map(|seen| mesh.changes_since(seen));
+        match changes {
+            // Nothing of it is about this node's pods: only where they may connect to has changed.
+            Some(changes) if !changes.policies && !changes.touch_node(self.enrolment.node()) => {
+                self.publish(mesh, Some(&changes));
+                self.seen = Some(Arc::clone(mesh));
+                None
+            }
+            _ => Some(self.reconcile(mesh)),
+        }
+    }
+
+    fn publish(&mut self, mesh: &Mesh, changes: Option<&Changes>) {
+        if let Err(error) = self.verdicts.publish(mesh, &self.pods, changes) {
             tracing::error!("{error}; connections that the kernel knows no verdict of take the proxy");
         }
+    }
+
+    fn forget(&self, mesh: &Mesh) {
+        self.telemetry.forget_missing(mesh.workloads(), Instant::now());
     }
 
     fn enforce(&self) {
@@ -82,7 +104,7 @@ impl Kept {
     }
 
     /// Takes back what a successor may have changed.
-    fn reclaim(&mut self, mesh: &Mesh) -> Result<(), EnrolError> {
+    fn reclaim(&mut self, mesh: &Arc<Mesh>) -> Result<(), EnrolError> {
         // It numbers identities otherwise: nothing of it may be left when the pods have their own numbers again.
         self.verdicts.reclaim()?;
         self.enrolment.reclaim()?;
@@ -117,6 +139,15 @@ impl Keeper {
         Ok(())
     }
 
+    /// Takes account of what has changed in the mesh.
+    async fn follow(&mut self) -> anyhow::Result<()> {
+        let mesh = self.mesh.load();
+        if let Some(again) = self.aside(move |kept| kept.follow(&mesh)).await? {
+            self.again = again;
+        }
+        Ok(())
+    }
+
     /// Follows the mesh and looks after programs and pins, until a successor is in charge, which waits for a word.
     /// Cancelling loses the enrolment: for the end of the process only.
     pub(super) async fn keep(&mut self, wishes: &mut mpsc::Receiver<Wish>) -> anyhow::Result<oneshot::Sender<()>> {
@@ -144,11 +175,15 @@ impl Keeper {
                 },
                 changed = generations.changed(), if !frozen => {
                     changed.context("the mesh's source has ended")?;
-                    self.reconcile().await?;
+                    self.follow().await?;
                 }
                 () = sleep(self.again.unwrap_or_default()), if self.again.is_some() && !frozen => self.enrol().await?,
                 () = born.notified(), if !frozen => self.enrol().await?,
-                _ = forget.tick(), if !frozen => self.reconcile().await?,
+                _ = forget.tick(), if !frozen => {
+                    self.reconcile().await?;
+                    let mesh = self.mesh.load();
+                    self.aside(move |kept| kept.forget(&mesh)).await?;
+                }
                 _ = check.tick(), if !frozen => {
                     let checked = self.aside(|kept| kept.enrolment.check()).await?;
                     self.note(checked);

@@ -1,7 +1,8 @@
 //! What the kernel is to decide by itself, and how it comes to know it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use adit_common::{ANY_PORT, Addr, Cached, Destination, NOBODY, Range, VerdictKey};
@@ -9,11 +10,12 @@ use arc_swap::ArcSwap;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::identity::SpiffeId;
-use crate::mesh::{Mesh, Place, Protocol, SameNode, Workload};
+use crate::mesh::{Changes, Mesh, Place, Protocol, SameNode, Workload};
 use crate::node::{CAPTURE_TEST, LocalPod, LocalPods};
 use crate::policy::{self, compile};
 use crate::steer::{ServiceMaps, SteerError, VerdictMaps, range};
 
+use super::dependents::Dependents;
 use super::services::{self, Lists, Services};
 
 /// The most ports of one destination whose verdicts are told apart; beyond that they are asked.
@@ -25,6 +27,10 @@ pub struct Verdicts {
     told: Told,
     services: Services,
     unplaced: Arc<ArcSwap<Unplaced>>,
+    /// The pods for which all is told; none where something may be missing.
+    complete: Option<Arc<HashMap<Arc<str>, Arc<LocalPod>>>>,
+    /// Which services depend on a workload or an address.
+    dependents: Dependents,
 }
 
 /// What the kernel's maps have no room for: the proxy decides instead.
@@ -89,6 +95,8 @@ impl Verdicts {
             told,
             services: Services::take_over(services)?,
             unplaced: Arc::default(),
+            complete: None,
+            dependents: Dependents::default(),
         })
     }
 
@@ -102,15 +110,35 @@ impl Verdicts {
 
     /// Tells the kernel what follows from the mesh for the enrolled pods. What becomes different is asked while it
     /// changes. Where a map has no more room, what has no place in it is asked, and the log says so.
-    pub fn publish(&mut self, mesh: &Mesh, pods: &LocalPods) -> Result<(), SteerError> {
+    ///
+    /// `changes` are those of the mesh since the last call; without them all is looked at.
+    pub fn publish(&mut self, mesh: &Mesh, pods: &LocalPods, changes: Option<&Changes>) -> Result<(), SteerError> {
         let all = pods.all();
         let enrolled: Vec<Enrolled<'_>> = all.values().map(|pod| Enrolled::of(pod)).collect();
-        let (mut wanted, lists) = wanted(mesh, &enrolled);
+        // After a failure nobody knows what the kernel holds.
+        let complete = self.complete.take().filter(|known| Arc::ptr_eq(known, &all));
+        let done = match changes.filter(|changes| complete.is_some() && is_elsewhere(changes, &enrolled)) {
+            Some(changes) => self.publish_some(mesh, &enrolled, changes)?,
+            None => false,
+        };
+        if !done {
+            self.dependents = Dependents::of(mesh);
+            self.publish_all(mesh, &enrolled)?;
+        }
+        // Where something has no place, all is to be placed anew.
+        self.complete = (**self.unplaced.load() == Unplaced::default()).then_some(all);
+        Ok(())
+    }
+
+    fn publish_all(&mut self, mesh: &Mesh, enrolled: &[Enrolled<'_>]) -> Result<(), SteerError> {
+        let (mut wanted, lists) = wanted(mesh, enrolled);
         let mut unplaced = Unplaced::default();
         // What lies in a new range may be forgotten by itself only once the range is asked.
         unplaced.ranges += self.ask_ranges(&wanted.ranges)?;
-        self.withdraw_services(&wanted, &lists)?;
-        self.withdraw(&wanted)?;
+        let told: Vec<Addr> = self.told.destinations.keys().copied().collect();
+        let changing = self.services.changing(&lists);
+        self.withdraw_services(&told, &wanted, &changing)?;
+        self.withdraw(&told, &wanted)?;
         let full = self.tell_tables(&wanted.tables)?;
         unplaced.verdicts = full.len();
         for slot in full {
@@ -126,7 +154,7 @@ impl Verdicts {
             Cached::Allow if destination.netns == 0 => 1,
             _ => 0,
         });
-        let of_services = destinations.partition_point(|known| known.verdict != Cached::Service as u32);
+        let of_services = destinations.partition_point(|known| !leads_to_list(known));
         let (others, services) = destinations.split_at(of_services);
         let mut asked = self.set_destinations(others, &mut unplaced);
         unplaced.services = self.services.tell(lists)?;
@@ -139,6 +167,30 @@ impl Verdicts {
         unplaced.ranges += self.allow_ranges(&wanted.ranges)?;
         self.note(unplaced);
         Ok(())
+    }
+
+    /// The same for what has changed, where that is about none of the enrolled pods. False where something of it has
+    /// found no place: then all is to be placed anew.
+    fn publish_some(&mut self, mesh: &Mesh, enrolled: &[Enrolled<'_>], changes: &Changes) -> Result<bool, SteerError> {
+        let (wanted, lists) = self.dependents.wanted(mesh, place(mesh, enrolled).as_ref(), changes);
+        let addrs: Vec<Addr> = wanted.keys().copied().collect();
+        let changing = self.services.changing_among(&addrs, &lists);
+        let wanted = Told {
+            destinations: wanted
+                .into_iter()
+                .filter_map(|(addr, wanted)| Some((addr, wanted?)))
+                .collect(),
+            ..Told::default()
+        };
+        self.withdraw_services(&addrs, &wanted, &changing)?;
+        self.withdraw(&addrs, &wanted)?;
+        // Services last: what is known of their endpoints is there when these are named.
+        let (services, others): (Vec<_>, Vec<_>) = wanted.destinations.into_values().partition(leads_to_list);
+        let mut unplaced = Unplaced::default();
+        self.set_destinations(&others, &mut unplaced);
+        unplaced.services = self.services.tell_among(&addrs, lists)?;
+        self.set_destinations(&services, &mut unplaced);
+        Ok(unplaced == Unplaced::default())
     }
 
     /// What had no place at the last time.
@@ -163,7 +215,7 @@ impl Verdicts {
         let mut asked = false;
         for destination in destinations {
             if let Err(error) = self.set_destination(*destination) {
-                tracing::debug!("{error}: {:?}", std::net::IpAddr::from(destination.addr));
+                tracing::debug!("{error}: {:?}", IpAddr::from(destination.addr));
                 unplaced.destinations += 1;
                 asked |= destination.verdict != Cached::Allow as u32;
             }
@@ -179,13 +231,15 @@ impl Verdicts {
         Ok(())
     }
 
-    /// Services whose endpoints are not to stay as they are take the proxy while they change: nobody is sent to an
-    /// endpoint of which no more is known than of a stranger.
-    fn withdraw_services(&mut self, wanted: &Told, lists: &Lists) -> Result<(), SteerError> {
-        let changing = self.services.changing(lists);
-        for (addr, told) in &mut self.told.destinations {
+    /// Of these addresses, services whose endpoints are not to stay as they are take the proxy while they change: nobody is
+    /// sent to an endpoint of which no more is known than of a stranger.
+    fn withdraw_services(&mut self, addrs: &[Addr], wanted: &Told, changing: &HashSet<Addr>) -> Result<(), SteerError> {
+        for addr in addrs {
+            let Some(told) = self.told.destinations.get_mut(addr) else {
+                continue;
+            };
             let stays = wanted.destinations.get(addr) == Some(told) && !changing.contains(addr);
-            if told.verdict == Cached::Service as u32 && !stays {
+            if leads_to_list(told) && !stays {
                 told.verdict = Cached::Ask as u32;
                 self.maps.set_destination(*told)?;
             }
@@ -193,13 +247,15 @@ impl Verdicts {
         Ok(())
     }
 
-    /// Takes back what is not to stay as it is.
-    fn withdraw(&mut self, wanted: &Told) -> Result<(), SteerError> {
-        let mut gone = Vec::new();
-        for (addr, told) in &mut self.told.destinations {
+    /// Of these addresses, takes back what is not to stay as it is.
+    fn withdraw(&mut self, addrs: &[Addr], wanted: &Told) -> Result<(), SteerError> {
+        for addr in addrs {
+            let Some(told) = self.told.destinations.get_mut(addr) else {
+                continue;
+            };
             let Some(next) = wanted.destinations.get(addr) else {
                 self.maps.remove_destination(*addr)?;
-                gone.push(*addr);
+                self.told.destinations.remove(addr);
                 continue;
             };
             if told != next || self.told.tables.get(&told.slot) != wanted.tables.get(&told.slot) {
@@ -210,12 +266,9 @@ impl Verdicts {
                 // Without memory to replace it, it goes.
                 if self.maps.set_destination(*told).is_err() {
                     self.maps.remove_destination(*addr)?;
-                    gone.push(*addr);
+                    self.told.destinations.remove(addr);
                 }
             }
-        }
-        for addr in gone {
-            self.told.destinations.remove(&addr);
         }
         Ok(())
     }
@@ -338,37 +391,26 @@ fn wanted(mesh: &Mesh, enrolled: &[Enrolled<'_>]) -> (Told, Lists) {
         ranges: ranges(mesh.cluster_ranges()),
         ..Told::default()
     };
-    let inside = |ip: &std::net::IpAddr| mesh.cluster_ranges().iter().any(|range| range.contains(ip));
-    let elsewhere = |addr, verdict| Destination {
-        addr,
-        verdict: verdict as u32,
-        slot: u32::MAX,
-        netns: 0,
-    };
     for test in CAPTURE_TEST {
         let addr = test.ip().into();
-        wanted.destinations.insert(addr, elsewhere(addr, Cached::Ask));
+        let asked = Destination {
+            addr,
+            verdict: Cached::Ask as u32,
+            slot: u32::MAX,
+            netns: 0,
+        };
+        wanted.destinations.insert(addr, asked);
     }
     for workload in mesh.workloads() {
-        let verdict = match workload.protocol {
-            Protocol::Plain => Cached::Allow,
-            Protocol::Hbone => Cached::Ask,
-        };
         for ip in &workload.addresses {
-            let owns = mesh
-                .workload_by_addr(*ip)
-                .is_some_and(|owner| Arc::ptr_eq(owner, workload));
-            // Of what lies in a range it is known already that it is asked.
-            if owns && (verdict == Cached::Allow || !inside(ip)) {
-                wanted
-                    .destinations
-                    .insert((*ip).into(), elsewhere((*ip).into(), verdict));
+            if let Some(destination) = elsewhere(mesh, *ip) {
+                wanted.destinations.insert(destination.addr, destination);
             }
         }
     }
     let services = services::wanted(mesh, place(mesh, enrolled).as_ref());
     for (addr, verdict) in services.addresses {
-        wanted.destinations.insert(addr, elsewhere(addr, verdict));
+        wanted.destinations.insert(addr, unplaced(addr, verdict));
     }
     let mut sources: Vec<(u32, Option<&SpiffeId>)> =
         enrolled.iter().map(|pod| (pod.source, Some(pod.identity))).collect();
@@ -397,6 +439,41 @@ fn wanted(mesh: &Mesh, enrolled: &[Enrolled<'_>]) -> (Told, Lists) {
         }
     }
     (wanted, services.lists)
+}
+
+/// What holds of an address by the workload that has it, if that is not one of the enrolled pods.
+pub(super) fn elsewhere(mesh: &Mesh, ip: IpAddr) -> Option<Destination> {
+    let verdict = match mesh.workload_by_addr(ip)?.protocol {
+        Protocol::Plain => Cached::Allow,
+        Protocol::Hbone => Cached::Ask,
+    };
+    // Of what lies in a range it is known already that it is asked.
+    let is_known = verdict == Cached::Ask && mesh.cluster_ranges().iter().any(|range| range.contains(&ip));
+    (!is_known).then(|| unplaced(ip.into(), verdict))
+}
+
+pub(super) fn unplaced(addr: Addr, verdict: Cached) -> Destination {
+    Destination {
+        addr,
+        verdict: verdict as u32,
+        slot: u32::MAX,
+        netns: 0,
+    }
+}
+
+fn leads_to_list(destination: &Destination) -> bool {
+    destination.verdict == Cached::Service as u32
+}
+
+/// Whether changes are about none of the enrolled pods, and nothing that holds of all destinations.
+fn is_elsewhere(changes: &Changes, enrolled: &[Enrolled<'_>]) -> bool {
+    let uids: HashSet<&str> = enrolled.iter().map(|pod| &*pod.workload.uid).collect();
+    let own: HashSet<&IpAddr> = enrolled.iter().flat_map(|pod| &pod.workload.addresses).collect();
+    let addresses = changes.addresses.iter().chain(&changes.service_addresses);
+    !changes.policies
+        && !changes.ranges
+        && !changes.uids().any(|uid| uids.contains(&**uid))
+        && !addresses.into_iter().any(|address| own.contains(address))
 }
 
 /// Where this node's pods are. None where there are none, or the mesh has them at different places.

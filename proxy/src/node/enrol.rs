@@ -137,6 +137,11 @@ impl Enrolment {
         }
     }
 
+    /// The node whose pods these are.
+    pub fn node(&self) -> &str {
+        &self.node
+    }
+
     /// Makes the enrolled pods those that the mesh says. Returns when this is to be done again although the mesh has not
     /// changed and nothing was born.
     pub fn reconcile(&mut self, mesh: &Mesh) -> Option<Duration> {
@@ -229,11 +234,6 @@ impl Enrolment {
             }
             change => change,
         }
-    }
-
-    /// The node whose pods it enrols.
-    pub(super) fn node(&self) -> &str {
-        &self.node
     }
 
     /// Whether the pod should be enrolled.
