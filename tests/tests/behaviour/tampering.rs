@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use adit_tests::bed::{Node, detach_pinned_link, wait_for};
+use adit_tests::net;
 
-use crate::world::{PORT, SOON, ask, assert_refused, echo, world};
+use crate::world::{PORT, SOON, ask, assert_refused, echo, is_answered, world};
 
 /// The time within which it is noticed.
 const NOTICED: Duration = Duration::from_secs(10);
@@ -85,6 +86,40 @@ fn programs_that_are_detached_are_attached_again() {
         .unwrap();
     assert_eq!(seen.text, "through-the-tunnel-1a2b");
     assert_eq!(capture.count("through-the-tunnel-1a2b"), 0);
+}
+
+#[test]
+fn listeners_that_a_pod_closes_are_made_again_and_what_is_open_goes_on() {
+    let bed = world("listeners closed").start().unwrap();
+    let (client, server) = (bed.pod("client"), bed.pod("server"));
+    let _server = echo(server, PORT);
+    let to = server.at(PORT);
+    let mut open = client
+        .spawn_staged(move |stage| {
+            let stream = net::connect(to)?;
+            stage.reached(())?;
+            stage.hold()?;
+            Ok(net::ask_on(stream, "still here")?.text)
+        })
+        .unwrap();
+    open.stage::<()>(SOON).unwrap();
+    let node = bed.node("n1");
+    let before = node.open_files().unwrap();
+    for _ in 0..2 {
+        // As root of the pod may.
+        client.output("ss", &["-K", "-t", "-l"]).unwrap();
+        assert_refused(client, to);
+        let line = || Ok(is_answered(client, to));
+        wait_for("the pod to be served again", NOTICED, line).unwrap();
+        let inwards = echo(client, PORT);
+        wait_for("the way in", SOON, || Ok(is_answered(server, client.at(PORT)))).unwrap();
+        drop(inwards);
+    }
+    wait_for_repair(node, "closed listeners of pod shop/client");
+    open.proceed().unwrap();
+    assert_eq!(open.join(SOON).unwrap(), "still here");
+    let few = || Ok(node.open_files()? < before + 10);
+    wait_for("the old listeners to be let go", SOON, few).unwrap();
 }
 
 #[test]
