@@ -276,6 +276,46 @@ fn pods_stay_closed_where_the_pins_of_maps_are_removed_while_no_proxy_runs() {
 }
 
 #[test]
+fn pods_that_are_born_again_while_no_proxy_runs_are_enrolled_anew() {
+    // With what the last proxy had left, and, as after a reboot, without.
+    for reboot in [false, true] {
+        let bed = Bed::builder(&format!("born again {reboot}"))
+            .node("n1")
+            .node("n2")
+            .pod("n1", PodSpec::new("client").account("shop/client").unborn())
+            .pod("n2", PodSpec::new("server").account("shop/server"))
+            .start()
+            .unwrap();
+        let _server = echo(bed.pod("server"), PORT);
+        let (node, to) = (bed.node("n1"), bed.pod("server").at(PORT));
+        let capture = bed.capture_link().unwrap();
+        node.kill();
+        if reboot {
+            node.uninstall().unwrap();
+        }
+        let born = bed.rebirth("n1", 1).unwrap();
+        let busy = || {
+            born[0]
+                .spawn(move || {
+                    let begin = std::time::Instant::now();
+                    let mut answered = 0;
+                    while begin.elapsed() < Duration::from_secs(15) && answered < 10 {
+                        answered += u32::from(net::ask(to, MARKER).is_ok_and(|seen| seen.text == MARKER));
+                    }
+                    Ok(answered)
+                })
+                .unwrap()
+        };
+        // Nothing keeps a pod closed that starts after a reboot and before the first proxy.
+        let before = (!reboot).then(busy);
+        node.start().unwrap();
+        assert_eq!(before.unwrap_or_else(busy).join(LONG).unwrap(), 10, "{reboot}");
+        assert_eq!(capture.count(MARKER), 0, "{reboot}");
+        assert!(capture.is_complete());
+    }
+}
+
+#[test]
 fn a_pod_is_never_open_while_it_changes_its_identity() {
     let (bed, _servers) = served("changes");
     let capture = bed.capture_link().unwrap();

@@ -14,6 +14,7 @@ mod crash;
 mod departure;
 mod direct;
 mod drain;
+mod families;
 mod full_maps;
 mod hairpin;
 mod half_close;
