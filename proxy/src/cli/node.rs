@@ -28,7 +28,9 @@ use crate::identity::{CaClient, CaSettings, CertStore, IdentityLease, StoreSetti
 use crate::mesh::MeshHandle;
 use crate::mesh::source::{FileSource, StatusHandle};
 use crate::node::{self, Births, Enrolment, LocalPods};
-use crate::steer::{self, DirectEnds, KubeletSettings, LogScope, Prepared, Startup, SteerError, SteerSettings, Steering};
+use crate::steer::{
+    self, DirectEnds, KubeletSettings, LogScope, Prepared, Startup, SteerError, SteerSettings, Steering,
+};
 use crate::telemetry::{Telemetry, TelemetrySettings};
 
 /// How long a proxy that takes over waits for its certificates; the one in charge has its own.

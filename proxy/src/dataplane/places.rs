@@ -46,7 +46,9 @@ impl Drop for Place {
 
 fn take(carried: &AtomicU32, most: u32) -> bool {
     let one_more = |carried: u32| (carried < most).then_some(carried + 1);
-    carried.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_ok()
+    carried
+        .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more)
+        .is_ok()
 }
 
 #[cfg(test)]

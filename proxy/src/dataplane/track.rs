@@ -129,7 +129,8 @@ impl Track {
             Outcome::Closed(side) => (party(side), How::Fin),
             Outcome::Broken(side, Fault::Reset | Fault::Stopped) => (party(side), How::Reset),
             Outcome::Broken(side, Fault::Forbidden) => {
-                let how = How::Policy("a policy that the other end's proxy enforces; its log names the rule".to_owned());
+                let how =
+                    How::Policy("a policy that the other end's proxy enforces; its log names the rule".to_owned());
                 (party(side), how)
             }
             Outcome::Broken(side, Fault::Timeout) => (party(side), How::Timeout),

@@ -207,7 +207,8 @@ impl Served {
         let (w, p) = (Rc::clone(worker), Arc::clone(pod));
         self.tasks.spawn_local(accept_all(w, p, hbone, inbound::serve_tunnel));
         let (w, p) = (Rc::clone(worker), Arc::clone(pod));
-        self.tasks.spawn_local(accept_all(w, p, plaintext, inbound::serve_plaintext));
+        self.tasks
+            .spawn_local(accept_all(w, p, plaintext, inbound::serve_plaintext));
         Ok(())
     }
 }

@@ -57,7 +57,8 @@ impl Write for TunnelWriter {
     }
 
     fn abort(&mut self, forbidden: bool) {
-        self.0.abort(if forbidden { hbone::forbidden() } else { Reason::CANCEL });
+        self.0
+            .abort(if forbidden { hbone::forbidden() } else { Reason::CANCEL });
     }
 }
 

@@ -158,7 +158,12 @@ impl Metrics {
         ] {
             page.counter(name, help, value)?;
         }
-        let unplaced = self.0.unplaced.get().map(|unplaced| **unplaced.load()).unwrap_or_default();
+        let unplaced = self
+            .0
+            .unplaced
+            .get()
+            .map(|unplaced| **unplaced.load())
+            .unwrap_or_default();
         page.gauges(
             "adit_unplaced",
             "What the kernel's maps have no room for; the proxy decides instead.",

@@ -20,8 +20,8 @@ use prometheus_client::encoding::{prometheus_text, text};
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-use crate::dataplane::{DirectConnections, Unplaced};
 use crate::dataplane::record::{Connection, End, Observer, Path, Reporter};
+use crate::dataplane::{DirectConnections, Unplaced};
 use crate::mesh::Workload;
 use crate::steer::Namespaces;
 use live::LiveTable;

@@ -30,7 +30,9 @@ pub(super) fn measure(bench: &mut Bench) -> anyhow::Result<()> {
     let few = bed(bench, "few")?;
     let many = bed(bench, "many")?;
     many.update(|mesh| {
-        let Some(outside) = mesh.workload("outside").cloned() else { return };
+        let Some(outside) = mesh.workload("outside").cloned() else {
+            return;
+        };
         mesh.workloads.extend((0..ADDRESSES).map(|index| {
             let mut workload = outside.clone();
             workload.name = format!("w{index}");
@@ -94,7 +96,9 @@ fn maps_kib(node: &Node) -> anyhow::Result<u64> {
     let pid = node.pid().context("no proxy runs")?;
     let mut maps: HashMap<u64, u64> = HashMap::new();
     for file in std::fs::read_dir(format!("/proc/{pid}/fdinfo")).context("read the proxy's descriptors")? {
-        let Ok(info) = std::fs::read_to_string(file?.path()) else { continue };
+        let Ok(info) = std::fs::read_to_string(file?.path()) else {
+            continue;
+        };
         let field = |name: &str| -> Option<u64> {
             let line = info.lines().find_map(|line| line.strip_prefix(name))?;
             line.trim().parse().ok()

@@ -91,10 +91,7 @@ fn a_killed_proxy_leaves_its_pods_closed_and_the_next_one_opens_them() {
     let node = bed.node("n1");
     assert_all_is_well(&bed);
     let before = pins(node);
-    assert!(
-        before.iter().any(|pin| pin.contains("/maps/adit_pods")),
-        "{before:?}"
-    );
+    assert!(before.iter().any(|pin| pin.contains("/maps/adit_pods")), "{before:?}");
     let capture = bed.capture_link().unwrap();
     for _ in 0..2 {
         node.kill();
@@ -246,7 +243,10 @@ fn pods_stay_closed_where_the_pins_of_maps_are_removed_while_no_proxy_runs() {
         let capture = bed.capture_link().unwrap();
         let to = bed.pod("server").at(PORT);
         node.kill();
-        for map in std::fs::read_dir(node.pins_dir().unwrap().join("maps")).unwrap().flatten() {
+        for map in std::fs::read_dir(node.pins_dir().unwrap().join("maps"))
+            .unwrap()
+            .flatten()
+        {
             if map.file_name().to_str().unwrap().starts_with(removed) {
                 std::fs::remove_file(map.path()).unwrap();
             }

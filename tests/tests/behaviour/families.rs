@@ -27,7 +27,9 @@ fn pods_without_ipv6_reach_and_are_reached() {
         .start()
         .unwrap();
     let pod = |name: &str| bed.pod(name);
-    let _servers: Vec<_> = ["client", "neighbour", "server", "outsider"].map(|name| echo(pod(name), PORT)).into();
+    let _servers: Vec<_> = ["client", "neighbour", "server", "outsider"]
+        .map(|name| echo(pod(name), PORT))
+        .into();
     let only4 = pod("only4");
     let _only4 = only4
         .serve(|stage| net::echo_forever(stage, (Ipv4Addr::UNSPECIFIED, PORT)))

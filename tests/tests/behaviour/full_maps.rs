@@ -74,13 +74,20 @@ fn addresses_without_room_are_asked_whatever_their_range_would_permit() {
             .unwrap();
         bed.start_all().unwrap();
         let (client, server, outsider) = (bed.pod("client"), bed.pod("server"), bed.pod("outsider"));
-        let _servers = [echo(server, PORT), echo(outsider, PORT), echo(bed.pod("neighbour"), PORT)];
+        let _servers = [
+            echo(server, PORT),
+            echo(outsider, PORT),
+            echo(bed.pod("neighbour"), PORT),
+        ];
         let capture = bed.capture_link().unwrap();
         for to in [server.at(PORT), server.at6(PORT)] {
             let seen = client.run(|| net::ask(to, MARKER)).unwrap();
             assert_eq!(seen.text, MARKER);
             let line = source_line(&bed, client, &seen);
-            assert!(line.has(&[("path", "hbone"), ("how", "fin")]), "{map} {entries}: {line:?}");
+            assert!(
+                line.has(&[("path", "hbone"), ("how", "fin")]),
+                "{map} {entries}: {line:?}"
+            );
         }
         assert_eq!(capture.count(MARKER), 0, "{map} {entries}");
         assert!(capture.is_complete());
@@ -106,7 +113,10 @@ fn a_captured_connect_is_refused_where_no_more_can_be_on_their_way() {
     });
     node.signal(Signal::SIGCONT).unwrap();
     let connects = connects.unwrap();
-    let refused = connects.iter().filter(|error| **error == Some(libc::ECONNREFUSED)).count();
+    let refused = connects
+        .iter()
+        .filter(|error| **error == Some(libc::ECONNREFUSED))
+        .count();
     assert!((1..6).contains(&refused), "{connects:?}");
     assert_eq!(connects.iter().flatten().count(), refused, "{connects:?}");
     let counted = || Ok(node.metrics()?.sum("adit_flows_full_total", &[]) == refused as f64);
@@ -118,7 +128,10 @@ fn a_captured_connect_is_refused_where_no_more_can_be_on_their_way() {
 fn a_direct_connection_without_a_record_is_a_strangers() {
     let only_known = "{name: only-known, namespace: shop, scope: namespace, action: allow, \
         rules: [{from: [{namespaces: [shop]}]}]}";
-    let bed = small("direct full", "adit_direct", 1).policy(only_known).start().unwrap();
+    let bed = small("direct full", "adit_direct", 1)
+        .policy(only_known)
+        .start()
+        .unwrap();
     let (client, neighbour) = (bed.pod("client"), bed.pod("neighbour"));
     let _server = echo(neighbour, PORT);
     let to = neighbour.at(PORT);

@@ -116,7 +116,10 @@ fn two_hundred_pods_are_enrolled() {
 fn pods_that_come_and_go_leave_nothing_in_the_proxy() {
     const COMING: usize = 60;
     let pods = (0..COMING).fold(Bed::builder("churn").node("n1").node("n2"), |bed, number| {
-        bed.pod("n1", PodSpec::new(&format!("p{number}")).account(&format!("shop/a{number}")))
+        bed.pod(
+            "n1",
+            PodSpec::new(&format!("p{number}")).account(&format!("shop/a{number}")),
+        )
     });
     let bed = pods.start().unwrap();
     let node = bed.node("n1");
@@ -152,5 +155,8 @@ fn pods_that_come_and_go_leave_nothing_in_the_proxy() {
     adit_tests::bed::wait_for("files and threads to be let go", READY * 3, rest).unwrap();
     let after = node.resident_kib().unwrap();
     println!("{resident} KiB after one round, {after} KiB after ten");
-    assert!(after <= resident + 4096, "{resident} KiB after one round, {after} KiB after ten");
+    assert!(
+        after <= resident + 4096,
+        "{resident} KiB after one round, {after} KiB after ten"
+    );
 }

@@ -44,7 +44,11 @@ fn a_flood_of_refusals_of_one_pod_hides_no_end_of_anothers_connections() {
     node.signal(Signal::SIGCONT).unwrap();
     assert_eq!(refused.unwrap(), REFUSED);
     asked.unwrap();
-    let of_friend = [("path", "direct"), ("reporter", "source"), ("source_workload", "friend")];
+    let of_friend = [
+        ("path", "direct"),
+        ("reporter", "source"),
+        ("source_workload", "friend"),
+    ];
     let told = || {
         let metrics = node.metrics()?;
         Ok(metrics.sum("istio_tcp_connections_closed_total", &of_friend) == ASKED as f64)

@@ -59,7 +59,9 @@ impl DirectConnections {
         let seen = std::mem::replace(&mut self.state().missed.gone, gone.clone());
         let mut closed = 0;
         for cookie in gone.intersection(&seen) {
-            let Some(mut end) = self.open.take(*cookie)? else { continue };
+            let Some(mut end) = self.open.take(*cookie)? else {
+                continue;
+            };
             if end.direct.state == 0 {
                 end.direct.state = state::GONE;
                 end.direct.closed = monotonic_ns();

@@ -44,7 +44,11 @@ struct RawLinkInfo {
 }
 
 /// Attaches a program; closing the link detaches it. Minimum kernel 5.9.
-pub(in crate::steer) fn link(program: BorrowedFd<'_>, target: BorrowedFd<'_>, attach: bpf_attach_type) -> io::Result<OwnedFd> {
+pub(in crate::steer) fn link(
+    program: BorrowedFd<'_>,
+    target: BorrowedFd<'_>,
+    attach: bpf_attach_type,
+) -> io::Result<OwnedFd> {
     let mut attr = LinkCreate {
         program: program.as_raw_fd() as u32,
         target: target.as_raw_fd() as u32,

@@ -14,8 +14,8 @@ use aya::Pod;
 
 pub(super) use link::{detach_link, link, link_info, update_link};
 pub(super) use map::{
-    MapInfo, MapSpec, changing_entries, create_map, delete, entries, freeze, get, get_per_cpu, keys, map_info, next_key,
-    take, update, update_bytes,
+    MapInfo, MapSpec, changing_entries, create_map, delete, entries, freeze, get, get_per_cpu, keys, map_info,
+    next_key, take, update, update_bytes,
 };
 pub(super) use pin::{pin, pinned};
 pub(super) use program::{load_btf, load_program};
