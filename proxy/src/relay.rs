@@ -26,6 +26,8 @@ pub enum Fault {
     Reset,
     /// It takes no more, but what it sent before stands: it has closed, where a mere half-close would go on taking.
     Stopped,
+    /// It is another proxy, which a policy forbids to go on.
+    Forbidden,
     /// It stopped answering.
     Timeout,
     /// Something else; the text says what.
@@ -69,8 +71,8 @@ pub trait Write {
     /// Ready when the side has broken off, found out without writing to it; and ready from then on.
     fn poll_broken(&mut self, cx: &mut Context<'_>) -> Poll<Broken>;
 
-    /// Tells that the connection is broken off.
-    fn abort(&mut self);
+    /// Tells that the connection is broken off and, where that can be told, whether because a policy forbids it.
+    fn abort(&mut self, forbidden: bool);
 }
 
 /// That a side has broken off.
@@ -102,8 +104,9 @@ pub async fn relay(
     )
     .await;
     if !matches!(outcome, Outcome::Closed(_)) {
-        to_client.abort();
-        to_server.abort();
+        let forbidden = matches!(outcome, Outcome::Cut(_) | Outcome::Broken(_, Fault::Forbidden));
+        to_client.abort(forbidden);
+        to_server.abort(forbidden);
     }
     outcome
 }

@@ -167,6 +167,12 @@ pub struct NodeArgs {
           value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(super) workers: Option<u16>,
 
+    /// Connections that are carried for one pod at once, both ways together; further ones are refused. An eighth of the
+    /// files that this process may open, where it is left out: then one pod can use a quarter of them
+    #[arg(long, value_name = "N", env = "ADIT_MAX_CONNECTIONS_PER_POD", help_heading = PLANE_HEADING,
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) max_connections_per_pod: Option<u32>,
+
     /// How long one attempt to reach the next hop may take
     #[arg(long, value_name = "DURATION", env = "ADIT_CONNECT_TIMEOUT", help_heading = PLANE_HEADING,
           default_value = "10s", value_parser = parse_positive_duration)]

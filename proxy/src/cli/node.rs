@@ -18,6 +18,7 @@ use super::drain::Drain;
 use super::handover::{Control, Predecessor, Turn};
 use super::keep::{Keeper, Kept};
 use super::memory;
+use super::process::connections_per_pod;
 use super::settings::NodeSettings;
 use super::source::Source;
 use super::values::BpfLog;
@@ -128,9 +129,11 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
         pods: pods.clone(),
         broken: Mutex::default(),
         tests: tests.clone(),
+        no_place_logged: Mutex::default(),
         observer: telemetry.clone(),
         settings: DataplaneSettings {
             connect_timeout: settings.connect_timeout,
+            connections_per_pod: settings.max_connections_per_pod.unwrap_or_else(connections_per_pod),
             hbone: hbone_settings(&settings),
         },
         draining,

@@ -33,6 +33,13 @@ fn raise_open_files() -> Result<u64, Errno> {
     Ok(hard)
 }
 
+/// How many connections may be carried for one pod at once, where nothing else is said: an eighth of the files that this
+/// process may open. A connection takes two at most, so that no pod can use more than a quarter of them.
+pub(super) fn connections_per_pod() -> u32 {
+    let files = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(soft, _)| soft);
+    u32::try_from(files / 8).unwrap_or(u32::MAX).max(1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

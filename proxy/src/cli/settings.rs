@@ -86,6 +86,8 @@ pub struct NodeSettings {
     pub identity_wait: Duration,
     /// Threads that carry connections; at least 1.
     pub workers: usize,
+    /// Connections that are carried for one pod at once; none where it follows from the limit of open files.
+    pub max_connections_per_pod: Option<u32>,
     /// The deadline of one attempt to reach the next hop.
     pub connect_timeout: Duration,
     /// The deadline of each of TLS, HTTP/2 set-up and CONNECT.
@@ -151,6 +153,7 @@ impl TryFrom<NodeArgs> for NodeSettings {
             identity_wait: args.identity_wait,
             // More threads than CPUs only make them wait for each other; the work never blocks.
             workers: args.workers.map_or_else(cpus, usize::from),
+            max_connections_per_pod: args.max_connections_per_pod,
             connect_timeout: args.connect_timeout,
             handshake_timeout: args.handshake_timeout,
             drain_deadline: args.drain_deadline,

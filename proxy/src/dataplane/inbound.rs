@@ -15,6 +15,7 @@ use tokio::task::JoinSet;
 
 use super::accept::Drain;
 use super::outbound::{connect_app, permit};
+use super::places::Place;
 use super::record::{How, Party, Path, Peer, Phase, Reporter};
 use super::track::{Refusal, Track};
 use super::worker::Worker;
@@ -41,6 +42,13 @@ pub(super) async fn serve_tunnel(
         let mut track = Track::new(&worker.plane, Reporter::Destination, Path::Hbone, Phase::Accept);
         return track.end((Party::Proxy, How::Refused(LISTENER_DIALLED.to_owned())));
     }
+    let _place = match Place::take(&worker.plane, &pod) {
+        Ok(place) => place,
+        Err(refusal) => {
+            let _reset = AppStream::new(tcp);
+            return Track::new(&worker.plane, Reporter::Destination, Path::Hbone, Phase::Accept).end(refusal);
+        }
+    };
     let (tunnel, certificate) = match Box::pin(accept_tunnel(&worker, &pod, tcp, from)).await {
         Ok(accepted) => accepted,
         Err((mut track, refusal)) => return track.end(refusal),
@@ -122,7 +130,7 @@ async fn serve_stream(
         draft.certificate_serial = Some(serial);
         draft.source.identity = Some(SpiffeId::clone(&peer));
     }
-    let (stream, app) = match Box::pin(connect_stream(&worker, &pod, incoming, from, &peer, &mut track)).await {
+    let (stream, app, _place) = match Box::pin(connect_stream(&worker, &pod, incoming, from, &peer, &mut track)).await {
         Ok(connected) => connected,
         Err(refusal) => return track.end(refusal),
     };
@@ -139,12 +147,12 @@ async fn serve_stream(
 /// Decides on a request, connects to the application, and only then grants the stream.
 async fn connect_stream(
     worker: &Rc<Worker>,
-    pod: &LocalPod,
+    pod: &Arc<LocalPod>,
     incoming: Incoming,
     from: SocketAddr,
     peer: &SpiffeId,
     track: &mut Track,
-) -> Result<(Stream, AppStream), Refusal> {
+) -> Result<(Stream, AppStream, Place), Refusal> {
     let refuse = |incoming: Incoming, status, how| {
         incoming.refuse(status);
         Err((Party::Proxy, how))
@@ -186,11 +194,15 @@ async fn connect_stream(
     if let Err((_, how)) = permit(&mesh, &workload, &asked, track) {
         return refuse(incoming, StatusCode::UNAUTHORIZED, how);
     }
+    let place = match Place::take(&worker.plane, pod) {
+        Ok(place) => place,
+        Err((_, how)) => return refuse(incoming, StatusCode::SERVICE_UNAVAILABLE, how),
+    };
     match connect_app(worker, pod, client, to, track).await {
         Ok(app) => {
             let app = AppStream::new(app);
             let stream = incoming.grant().map_err(|_| (Party::Source, How::Reset))?;
-            Ok((stream, app))
+            Ok((stream, app, place))
         }
         Err(refusal @ (_, How::Reset)) => {
             incoming.reset();
@@ -218,8 +230,8 @@ pub(super) async fn serve_plaintext(worker: Rc<Worker>, pod: Arc<LocalPod>, tcp:
         // The client has reset the connection already.
         Err(_) => return track.end((Party::Source, How::Reset)),
     };
-    let app = match Box::pin(connect_plaintext(&worker, &pod, from, to, &mut track)).await {
-        Ok(app) => AppStream::new(app),
+    let (app, _place) = match Box::pin(connect_plaintext(&worker, &pod, from, to, &mut track)).await {
+        Ok((app, place)) => (AppStream::new(app), place),
         Err(refusal) => return track.end(refusal),
     };
     let connection = track.open();
@@ -233,11 +245,11 @@ pub(super) async fn serve_plaintext(worker: Rc<Worker>, pod: Arc<LocalPod>, tcp:
 
 async fn connect_plaintext(
     worker: &Worker,
-    pod: &LocalPod,
+    pod: &Arc<LocalPod>,
     from: SocketAddr,
     to: SocketAddr,
     track: &mut Track,
-) -> Result<TcpStream, Refusal> {
+) -> Result<(TcpStream, Place), Refusal> {
     let mesh = worker.plane.mesh.load();
     let workload = Arc::clone(mesh.workload_by_uid(pod.uid()).unwrap_or_else(|| pod.workload()));
     describe(track, &mesh, pod, &workload, from, to);
@@ -249,7 +261,9 @@ async fn connect_plaintext(
         destination_port: to.port(),
     };
     permit(&mesh, &workload, &asked, track)?;
-    connect_app(worker, pod, from, to, track).await
+    let place = Place::take(&worker.plane, pod)?;
+    let app = connect_app(worker, pod, from, to, track).await?;
+    Ok((app, place))
 }
 
 fn describe(

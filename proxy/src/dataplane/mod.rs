@@ -9,6 +9,7 @@ mod dependents;
 mod direct;
 mod inbound;
 mod outbound;
+mod places;
 pub mod record;
 mod services;
 mod standing;
@@ -19,7 +20,7 @@ mod worker;
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
@@ -39,6 +40,8 @@ pub use worker::Workers;
 pub struct DataplaneSettings {
     /// How long a connection to a tunnel's peer, an application or a plain destination may take.
     pub connect_timeout: Duration,
+    /// How many connections are carried for one pod at once.
+    pub connections_per_pod: u32,
     /// Sizes and times of tunnels.
     pub hbone: HboneSettings,
 }
@@ -59,6 +62,8 @@ pub struct Dataplane {
     pub broken: Mutex<HashSet<Arc<str>>>,
     /// Which connections test whether their pod is captured.
     pub tests: CaptureTests,
+    /// When it was last logged that a pod has no more places.
+    pub no_place_logged: Mutex<Option<Instant>>,
     /// Who is told of connections.
     pub observer: Arc<dyn Observer>,
     /// How to behave.

@@ -12,6 +12,7 @@ use http::StatusCode;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
+use super::places::Place;
 use super::record::{Author, How, Party, Path, Peer, Phase, Reporter};
 use super::standing::Standee;
 use super::track::{Refusal, Track};
@@ -40,12 +41,13 @@ enum Next {
 pub(super) async fn serve(worker: Rc<Worker>, pod: Arc<LocalPod>, tcp: TcpStream, client: SocketAddr) {
     let mut track = Track::new(&worker.plane, Reporter::Source, Path::Plain, Phase::Accept);
     let decided = worker.standing.moment();
+    let place = Place::take(&worker.plane, &pod);
     let server_port = tcp.local_addr().map(|addr| addr.port());
     let app = AppStream::new(tcp);
     // In a box, so that what it needs is not kept while bytes flow.
-    let established = Box::pin(establish(&worker, &pod, client, server_port, &mut track)).await;
-    let next = match established {
-        Ok(Next::Test) => {
+    let established = Box::pin(establish(&worker, &pod, place, client, server_port, &mut track)).await;
+    let (next, _place) = match established {
+        Ok((Next::Test, _)) => {
             // Who tests sees an answer that is cut short.
             let _ = app.answer(pod.uid().as_bytes()).await;
             return track.forget();
@@ -86,10 +88,11 @@ pub(super) async fn serve(worker: Rc<Worker>, pod: Arc<LocalPod>, tcp: TcpStream
 async fn establish(
     worker: &Rc<Worker>,
     pod: &Arc<LocalPod>,
+    place: Result<Place, Refusal>,
     client: SocketAddr,
     server_port: io::Result<u16>,
     track: &mut Track,
-) -> Result<Next, Refusal> {
+) -> Result<(Next, Option<Place>), Refusal> {
     let plane = &worker.plane;
     let ours = |how| (Party::Proxy, how);
     let mesh = plane.mesh.load();
@@ -113,7 +116,7 @@ async fn establish(
             ))
         })?;
     if plane.tests.is_test(&original) {
-        return Ok(Next::Test);
+        return Ok((Next::Test, None));
     }
     if let Some(draft) = track.draft() {
         draft.destination.addr = Some(original.addr);
@@ -124,13 +127,14 @@ async fn establish(
         });
     }
 
+    let place = place?;
     track.phase(Phase::Decide);
     let mut failure = ours(How::Refused("no endpoint".to_owned()));
     let targets = destinations(worker, &mesh, source, original.addr, track)?;
     for (workload, addr) in chosen_first(targets, original.endpoint).into_iter().take(MAX_ENDPOINTS) {
         let attempt = attempt(worker, pod, &mesh, client, workload.as_ref(), addr, track).await;
         match attempt {
-            Ok(next) => return Ok(next),
+            Ok(next) => return Ok((next, Some(place))),
             // A policy's answer, or our own missing certificate, holds for every endpoint; an application that has reset
             // the connection has had it.
             Err(refusal @ ((_, How::Policy(_) | How::Reset) | (Party::Proxy, How::Identity(_)))) => {

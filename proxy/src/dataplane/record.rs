@@ -236,6 +236,8 @@ pub trait Observer: Send + Sync {
     fn closed(&self, connection: &Connection, end: &End);
     /// A policy in dry-run mode would have refused the connection; `rule` names it.
     fn would_deny(&self, connection: &Connection, rule: &str);
+    /// A connection is refused because its pod has as many as it may have.
+    fn no_place(&self);
     /// A TLS handshake with a tunnel's peer took this long.
     fn handshake(&self, reporter: Reporter, took: Duration);
 }

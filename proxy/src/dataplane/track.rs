@@ -128,6 +128,11 @@ impl Track {
         self.end(match outcome {
             Outcome::Closed(side) => (party(side), How::Fin),
             Outcome::Broken(side, Fault::Reset | Fault::Stopped) => (party(side), How::Reset),
+            Outcome::Broken(side, Fault::Forbidden) => {
+                let how =
+                    How::Policy("a policy that the other end's proxy enforces; its log names the rule".to_owned());
+                (party(side), how)
+            }
             Outcome::Broken(side, Fault::Timeout) => (party(side), How::Timeout),
             Outcome::Broken(side, Fault::Other(text)) => (party(side), How::Error(text)),
             Outcome::Cut(rule) => (Party::Proxy, How::Policy(rule)),

@@ -19,6 +19,14 @@ pub use stream::{Receiver, Sender, Stream};
 
 use std::time::Duration;
 
+use h2::Reason;
+
+/// Why a stream is reset that a policy forbids by now. HTTP/2 has no word for it, so this is one of Adit's own: whoever
+/// does not know it must take it for a reset like others (RFC 9113, section 7), and loses nothing but the reason.
+pub fn forbidden() -> Reason {
+    Reason::from(0xad17_0001)
+}
+
 /// Sizes and times of tunnels.
 #[derive(Debug, Clone)]
 pub struct HboneSettings {

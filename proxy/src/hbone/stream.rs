@@ -108,7 +108,7 @@ impl Sender {
     }
 
     /// Resets the stream; what the peer has not been sent yet it will not be sent.
-    pub fn abort(&mut self) {
-        self.send.send_reset(Reason::CANCEL);
+    pub fn abort(&mut self, reason: Reason) {
+        self.send.send_reset(reason);
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 
 use arc_swap::ArcSwap;
 
@@ -17,6 +18,8 @@ pub struct LocalPod {
     local_ports: [u16; 2],
     place: PodPlace,
     lease: IdentityLease,
+    /// How many connections are carried for it now.
+    carried: AtomicU32,
 }
 
 impl LocalPod {
@@ -33,6 +36,7 @@ impl LocalPod {
             local_ports,
             place,
             lease,
+            carried: AtomicU32::new(0),
         }
     }
 
@@ -64,6 +68,11 @@ impl LocalPod {
     /// The number of its identity among the sources of the kernel's verdicts.
     pub fn source(&self) -> u32 {
         self.place.source
+    }
+
+    /// How many connections are carried for it now.
+    pub fn carried(&self) -> &AtomicU32 {
+        &self.carried
     }
 
     /// The identity of whatever comes from the pod's network namespace.

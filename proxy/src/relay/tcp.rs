@@ -151,7 +151,7 @@ impl Write for TcpWriter<'_> {
         Poll::Ready(Broken::clone(stream.broken.get_or_init(|| Box::new(found))))
     }
 
-    fn abort(&mut self) {
+    fn abort(&mut self, _: bool) {
         // The stream's drop resets it.
     }
 }

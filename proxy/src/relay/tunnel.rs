@@ -6,7 +6,7 @@ use bytes::Bytes;
 use h2::Reason;
 
 use super::{Broken, Fault, Read, Write};
-use crate::hbone::{Receiver, Sender};
+use crate::hbone::{self, Receiver, Sender};
 
 /// The reading half.
 pub struct TunnelReader(pub Receiver);
@@ -56,8 +56,9 @@ impl Write for TunnelWriter {
         Poll::Ready(Broken { fault, ended })
     }
 
-    fn abort(&mut self) {
-        self.0.abort();
+    fn abort(&mut self, forbidden: bool) {
+        self.0
+            .abort(if forbidden { hbone::forbidden() } else { Reason::CANCEL });
     }
 }
 
@@ -68,12 +69,15 @@ impl Write for TunnelWriter {
 fn of_reset(reason: Reason) -> Fault {
     match reason {
         Reason::NO_ERROR | Reason::INTERNAL_ERROR | Reason::STREAM_CLOSED => Fault::Stopped,
+        reason if reason == hbone::forbidden() => Fault::Forbidden,
         _ => Fault::Reset,
     }
 }
 
 fn fault(error: &h2::Error) -> Fault {
-    if error.is_reset() {
+    if error.is_reset() && error.reason() == Some(hbone::forbidden()) {
+        Fault::Forbidden
+    } else if error.is_reset() {
         Fault::Reset
     } else {
         Fault::Other(format!("tunnel: {error}"))

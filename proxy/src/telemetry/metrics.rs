@@ -122,6 +122,11 @@ impl Metrics {
                 ([("reporter", reporter_name(reporter))], value)
             }),
         )?;
+        page.counter(
+            "adit_connections_over_limit",
+            "Connections refused because their pod had as many as are carried for one pod.",
+            self.0.no_place.load(Ordering::Relaxed),
+        )?;
         let direct = self.0.direct.get();
         let losses = direct.and_then(|direct| direct.losses().ok()).unwrap_or_default();
         for (name, help, value) in [

@@ -78,6 +78,8 @@ struct Core {
     open: PerKind<AtomicI64>,
     dry_run_denials: [AtomicU64; 2],
     handshake: [Histogram; 2],
+    /// Connections that were refused because their pod had as many as it may have.
+    no_place: AtomicU64,
     log: Option<LineWriter>,
     certificates: Arc<dyn CertificateView>,
     /// Those of which the kernel tells only the end by itself.
@@ -115,6 +117,7 @@ impl Telemetry {
             open: Default::default(),
             dry_run_denials: Default::default(),
             handshake: [metrics::handshake_histogram(), metrics::handshake_histogram()],
+            no_place: AtomicU64::new(0),
             log,
             certificates,
             direct: OnceLock::new(),
@@ -234,6 +237,10 @@ impl Observer for Telemetry {
         if let Some(log) = &self.core.log {
             log.send(dry_run_line(log.format(), SystemTime::now(), connection, rule));
         }
+    }
+
+    fn no_place(&self) {
+        self.core.no_place.fetch_add(1, Ordering::Relaxed);
     }
 
     fn handshake(&self, reporter: Reporter, took: Duration) {

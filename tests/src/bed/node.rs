@@ -73,6 +73,18 @@ impl Node {
         &self.settings.bpf_dir
     }
 
+    /// The folder in it of the layout that is in use: the lowest version there is.
+    pub fn pins_dir(&self) -> anyhow::Result<PathBuf> {
+        let folder = std::fs::read_dir(self.bpf_dir()).context("read the folder of pins")?;
+        let version = |path: &PathBuf| path.file_name()?.to_str()?.strip_prefix('v')?.parse::<u32>().ok();
+        let versions = folder.flatten().map(|entry| entry.path());
+        versions
+            .filter_map(|path| Some((version(&path)?, path)))
+            .min()
+            .map(|(_, path)| path)
+            .context("no version has pins")
+    }
+
     /// The folder of the socket by which its proxy hands over to the next.
     pub fn run_dir(&self) -> &Path {
         &self.settings.run_dir

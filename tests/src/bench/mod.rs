@@ -1,5 +1,6 @@
 //! The bench: plain TCP and Adit interleaved in one run over the same bed. `docs/performance.md` tells the method.
 
+mod addresses;
 mod change;
 mod crowd;
 mod hooks;
@@ -85,7 +86,7 @@ pub fn main() -> ExitCode {
 }
 
 fn run(options: &Options) -> anyhow::Result<()> {
-    let names = [start::NAMES, change::NAMES, crowd::NAMES, NAMES].concat();
+    let names = [start::NAMES, change::NAMES, crowd::NAMES, addresses::NAMES, NAMES].concat();
     if let Some(unknown) = options.only.iter().find(|name| !names.contains(&name.as_str())) {
         anyhow::bail!("there is no row {unknown}; the rows are {}", names.join(", "));
     }
@@ -172,6 +173,9 @@ impl Bench {
         }
         if self.wants_any(crowd::NAMES) {
             crowd::measure(self)?;
+        }
+        if self.wants_any(addresses::NAMES) {
+            addresses::measure(self)?;
         }
         if self.wants_any(NAMES) {
             let world = traffic::World::start(self)?;

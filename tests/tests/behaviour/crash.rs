@@ -91,10 +91,7 @@ fn a_killed_proxy_leaves_its_pods_closed_and_the_next_one_opens_them() {
     let node = bed.node("n1");
     assert_all_is_well(&bed);
     let before = pins(node);
-    assert!(
-        before.iter().any(|pin| pin.contains("/v1/maps/adit_pods")),
-        "{before:?}"
-    );
+    assert!(before.iter().any(|pin| pin.contains("/maps/adit_pods")), "{before:?}");
     let capture = bed.capture_link().unwrap();
     for _ in 0..2 {
         node.kill();
@@ -225,8 +222,8 @@ fn what_a_version_with_another_layout_has_left_keeps_pods_closed_until_it_is_rep
     let node = bed.node("n1");
     let before = pins(node);
     node.kill();
-    // As if it had been of layout 0; nothing in it is of use to layout 1.
-    std::fs::rename(node.bpf_dir().join("v1"), node.bpf_dir().join("v0")).unwrap();
+    // As if it had been of layout 0; nothing in it is of use to others.
+    std::fs::rename(node.pins_dir().unwrap(), node.bpf_dir().join("v0")).unwrap();
     assert_refused(bed.pod("client"), bed.pod("server").at(PORT));
     node.start().unwrap();
     assert_eq!(pins(node), before, "its own, and nothing of the other");
@@ -235,6 +232,87 @@ fn what_a_version_with_another_layout_has_left_keeps_pods_closed_until_it_is_rep
     })
     .unwrap();
     assert_all_is_well(&bed);
+}
+
+#[test]
+fn pods_stay_closed_where_the_pins_of_maps_are_removed_while_no_proxy_runs() {
+    for removed in ["", "adit_pods", "adit_verdicts"] {
+        let (bed, _servers) = served(&format!("no maps {removed}"));
+        let node = bed.node("n1");
+        let before = pins(node);
+        let capture = bed.capture_link().unwrap();
+        let to = bed.pod("server").at(PORT);
+        node.kill();
+        for map in std::fs::read_dir(node.pins_dir().unwrap().join("maps"))
+            .unwrap()
+            .flatten()
+        {
+            if map.file_name().to_str().unwrap().starts_with(removed) {
+                std::fs::remove_file(map.path()).unwrap();
+            }
+        }
+        // Without a pause, from before the next proxy to when it serves.
+        let busy = bed
+            .pod("client")
+            .serve(move |stage| {
+                stage.reached(())?;
+                let begin = std::time::Instant::now();
+                let mut answered = 0;
+                while begin.elapsed() < Duration::from_secs(15) && answered < 20 {
+                    answered += u32::from(net::ask(to, MARKER).is_ok_and(|seen| seen.text == MARKER));
+                }
+                Ok(answered)
+            })
+            .unwrap();
+        node.start().unwrap();
+        assert_eq!(busy.join(LONG).unwrap(), 20, "{removed}");
+        assert_eq!(capture.count(MARKER), 0, "the pod was open for a moment: {removed}");
+        assert!(capture.is_complete());
+        node.wait_for_log("are not pinned any more", SOON).unwrap();
+        let whole = || Ok(pins(node) == before);
+        wait_for("the pins to be whole, and nothing beside them", SOON, whole).unwrap();
+        assert_all_is_well(&bed);
+    }
+}
+
+#[test]
+fn pods_that_are_born_again_while_no_proxy_runs_are_enrolled_anew() {
+    // With what the last proxy had left, and, as after a reboot, without.
+    for reboot in [false, true] {
+        let bed = Bed::builder(&format!("born again {reboot}"))
+            .node("n1")
+            .node("n2")
+            .pod("n1", PodSpec::new("client").account("shop/client").unborn())
+            .pod("n2", PodSpec::new("server").account("shop/server"))
+            .start()
+            .unwrap();
+        let _server = echo(bed.pod("server"), PORT);
+        let (node, to) = (bed.node("n1"), bed.pod("server").at(PORT));
+        let capture = bed.capture_link().unwrap();
+        node.kill();
+        if reboot {
+            node.uninstall().unwrap();
+        }
+        let born = bed.rebirth("n1", 1).unwrap();
+        let busy = || {
+            born[0]
+                .spawn(move || {
+                    let begin = std::time::Instant::now();
+                    let mut answered = 0;
+                    while begin.elapsed() < Duration::from_secs(15) && answered < 10 {
+                        answered += u32::from(net::ask(to, MARKER).is_ok_and(|seen| seen.text == MARKER));
+                    }
+                    Ok(answered)
+                })
+                .unwrap()
+        };
+        // Nothing keeps a pod closed that starts after a reboot and before the first proxy.
+        let before = (!reboot).then(busy);
+        node.start().unwrap();
+        assert_eq!(before.unwrap_or_else(busy).join(LONG).unwrap(), 10, "{reboot}");
+        assert_eq!(capture.count(MARKER), 0, "{reboot}");
+        assert!(capture.is_complete());
+    }
 }
 
 #[test]
@@ -281,7 +359,7 @@ fn a_pinned_map_that_is_not_what_it_should_be_is_a_clear_error_and_leaves_pods_c
     let (bed, _servers) = served("mismatch");
     let node = bed.node("n1");
     node.kill();
-    let maps = node.bpf_dir().join("v1/maps");
+    let maps = node.pins_dir().unwrap().join("maps");
     std::fs::rename(maps.join("adit_clients"), maps.join("adit_flows")).unwrap();
     node.launch().unwrap();
     assert!(!node.wait_ended(SOON).unwrap().success());

@@ -4,11 +4,10 @@ use std::collections::BTreeSet;
 use std::process::Command;
 use std::time::Duration;
 
-use adit_tests::bed::{Node, wait_for};
+use adit_tests::bed::{Node, PodSpec, wait_for};
 use adit_tests::net;
-use nix::sys::signal::Signal;
 
-use crate::world::{LONG, PORT, SOON, ask, echo, world};
+use crate::world::{LONG, PORT, SOON, ask, echo, is_answered, world};
 
 /// Sets the proxy's own limit of open files.
 fn limit_files(node: &Node, limit: usize) {
@@ -68,38 +67,47 @@ fn without_descriptors_the_proxy_pauses_and_goes_on_once_there_are_some() {
     ask(client, to);
 }
 
-/// Refuses whatever the neighbour is sent.
-const CLOSED: &str = "{name: closed, namespace: shop, scope: workload, selector: {app: neighbour}, action: deny, \
-    rules: [{from: [{namespaces: [shop]}]}]}";
-
 #[test]
-fn what_the_ring_of_events_has_no_room_for_is_counted() {
-    // More than the ring holds.
-    const COUNT: usize = 8_000;
-    let bed = world("ring").policy(CLOSED).start().unwrap();
-    let (client, to) = (bed.pod("client"), bed.pod("neighbour").at(PORT));
-    let node = bed.node("n1");
-    // A proxy that does not get to read.
-    node.signal(Signal::SIGSTOP).unwrap();
-    let refused = client.run(|| {
-        let refused = |_: &usize| {
-            let error = std::net::TcpStream::connect(to)
-                .err()
-                .and_then(|error| error.raw_os_error());
-            error == Some(libc::EPERM)
-        };
-        Ok((0..COUNT).filter(refused).count())
-    });
-    node.signal(Signal::SIGCONT).unwrap();
-    assert_eq!(refused.unwrap(), COUNT);
-    let told = || {
-        let metrics = node.metrics()?;
-        let lost = metrics.sum("adit_direct_ends_lost_total", &[]);
-        let denied = metrics.sum(
-            "istio_tcp_connections_failed_total",
-            &[("path", "direct"), ("response_flags", "DENY")],
-        );
-        Ok(lost > 0.0 && lost + denied == COUNT as f64)
-    };
-    wait_for("each refusal to be counted, or counted as lost", SOON, told).unwrap();
+fn a_pod_has_so_many_connections_carried_and_others_do_not_notice() {
+    const MOST: usize = 20;
+    let bed = world("places")
+        .pod("n1", PodSpec::new("friend").account("shop/friend"))
+        .node_argument(&format!("--max-connections-per-pod={MOST}"))
+        .start()
+        .unwrap();
+    let (client, friend, server) = (bed.pod("client"), bed.pod("friend"), bed.pod("server"));
+    let _servers = [echo(server, PORT), echo(friend, PORT), echo(bed.pod("outsider"), PORT)];
+    let (node, to) = (bed.node("n1"), server.at(PORT));
+    let mut open = client
+        .spawn_staged(move |stage| {
+            // All but those on their way into the server, which has as many places and a tunnel in one of them.
+            let open = net::connect_many(to, MOST - 4, 1)?;
+            stage.reached(())?;
+            stage.hold()?;
+            drop(open);
+            Ok(())
+        })
+        .unwrap();
+    open.stage::<()>(LONG).unwrap();
+    let mut more = client
+        .spawn_staged(move |stage| {
+            let open: Vec<_> = (0..MOST).map(|_| std::net::TcpStream::connect(to)).collect();
+            stage.reached(open.len())?;
+            stage.hold()?;
+            Ok(())
+        })
+        .unwrap();
+    more.stage::<usize>(LONG).unwrap();
+    let refused = |line: &adit_tests::bed::AccessLine| line.get("detail").contains("as many as it may have");
+    node.wait_for_access("of a refusal", SOON, refused).unwrap();
+    node.wait_for_log("--max-connections-per-pod", SOON).unwrap();
+    let metrics = node.metrics().unwrap();
+    assert!(metrics.sum("adit_connections_over_limit_total", &[]) >= 1.0);
+    // Nobody else's are.
+    ask(friend, bed.pod("outsider").at(PORT));
+    for running in [open, more] {
+        running.proceed().unwrap();
+        running.join(LONG).unwrap();
+    }
+    wait_for("the places to be free again", SOON, || Ok(is_answered(client, to))).unwrap();
 }

@@ -111,3 +111,52 @@ fn two_hundred_pods_are_enrolled() {
     assert!((more..=PROGRAM_KIB * more).contains(&programs), "{few:?} {many:?}");
     assert!(files <= FILES * more, "{few:?} {many:?}");
 }
+
+#[test]
+fn pods_that_come_and_go_leave_nothing_in_the_proxy() {
+    const COMING: usize = 60;
+    let pods = (0..COMING).fold(Bed::builder("churn").node("n1").node("n2"), |bed, number| {
+        bed.pod(
+            "n1",
+            PodSpec::new(&format!("p{number}")).account(&format!("shop/a{number}")),
+        )
+    });
+    let bed = pods.start().unwrap();
+    let node = bed.node("n1");
+    let mut all = Vec::new();
+    bed.update(|mesh| all.clone_from(&mesh.workloads)).unwrap();
+    let enrolled = |count: usize| {
+        adit_tests::bed::wait_for(&format!("{count} pods to be enrolled"), READY * 2, || {
+            let state = node.state()?;
+            let certificates = state["certificates"].as_array().map(Vec::len);
+            Ok(state["pods"].as_array().map(Vec::len) == Some(count) && certificates == Some(count))
+        })
+        .unwrap();
+    };
+    enrolled(COMING);
+    let threads = || {
+        fs::read_dir(format!("/proc/{}/task", node.pid().unwrap()))
+            .unwrap()
+            .count()
+    };
+    let mut base = None;
+    for _ in 0..10 {
+        bed.update(|mesh| mesh.workloads.truncate(2)).unwrap();
+        enrolled(2);
+        // What the first round makes (threads for work that blocks, room in tables) may stay.
+        base.get_or_insert_with(|| (node.open_files().unwrap(), threads(), node.resident_kib().unwrap()));
+        bed.update(|mesh| mesh.workloads.clone_from(&all)).unwrap();
+        enrolled(COMING);
+    }
+    bed.update(|mesh| mesh.workloads.truncate(2)).unwrap();
+    enrolled(2);
+    let (files, tasks, resident) = base.unwrap();
+    let rest = || Ok(node.open_files()? <= files + 4 && threads() <= tasks + 4);
+    adit_tests::bed::wait_for("files and threads to be let go", READY * 3, rest).unwrap();
+    let after = node.resident_kib().unwrap();
+    println!("{resident} KiB after one round, {after} KiB after ten");
+    assert!(
+        after <= resident + 4096,
+        "{resident} KiB after one round, {after} KiB after ten"
+    );
+}

@@ -130,7 +130,7 @@ fn an_open_stream_of_a_tunnel_is_reset_and_others_of_other_pods_go_on() {
         ("hbone", "destination"),
         "{line:?}"
     );
-    let told = |line: &AccessLine| line.has(&[("reporter", "source"), ("how", "reset"), ("closed_by", "destination")]);
+    let told = |line: &AccessLine| line.has(&[("reporter", "source"), ("how", "policy"), ("closed_by", "destination")]);
     bed.node("n1").wait_for_access("the source's line", SOON, told).unwrap();
 }
 

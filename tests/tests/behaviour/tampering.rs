@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use adit_tests::bed::{Node, detach_pinned_link, wait_for};
+use adit_tests::net;
 
-use crate::world::{PORT, SOON, ask, assert_refused, echo, world};
+use crate::world::{BY_ADDRESS, PORT, SOON, ask, assert_refused, echo, world};
 
 /// The time within which it is noticed.
 const NOTICED: Duration = Duration::from_secs(10);
@@ -85,6 +86,47 @@ fn programs_that_are_detached_are_attached_again() {
         .unwrap();
     assert_eq!(seen.text, "through-the-tunnel-1a2b");
     assert_eq!(capture.count("through-the-tunnel-1a2b"), 0);
+}
+
+#[test]
+fn listeners_that_a_pod_closes_are_made_again_and_what_is_open_goes_on() {
+    // So that what comes in from outside takes the proxy.
+    let bed = world("listeners closed").policy(BY_ADDRESS).start().unwrap();
+    let (client, outsider) = (bed.pod("client"), bed.pod("outsider"));
+    let _server = echo(client, PORT);
+    let to = client.at(PORT);
+    let mut open = outsider
+        .spawn_staged(move |stage| {
+            let stream = net::connect(to)?;
+            stage.reached(())?;
+            stage.hold()?;
+            Ok(net::ask_on(stream, "still here")?.text)
+        })
+        .unwrap();
+    open.stage::<()>(SOON).unwrap();
+    let node = bed.node("n1");
+    let before = node.open_files().unwrap();
+    let listeners = || {
+        let listeners = client.output("ss", &["-Hltn", "src", "[::ffff:127.0.0.1]"])?;
+        anyhow::Ok(listeners.lines().count())
+    };
+    let all = listeners().unwrap();
+    for round in 1..=3 {
+        // As root of the pod may.
+        let some_closed = || {
+            client.output("ss", &["-HK", "-ltn", "src", "[::ffff:127.0.0.1]"])?;
+            Ok(listeners()? < all)
+        };
+        wait_for("a listener's end", SOON, some_closed).unwrap();
+        let repaired = || Ok(node.log().text().matches("closed listeners of pod shop/client").count() >= round);
+        wait_for("the pod's listeners to be made again", NOTICED, repaired).unwrap();
+        wait_for("all of them", SOON, || Ok(listeners()? == all)).unwrap();
+        (0..20).for_each(|_| drop(ask(outsider, to)));
+    }
+    open.proceed().unwrap();
+    assert_eq!(open.join(SOON).unwrap(), "still here");
+    let few = || Ok(node.open_files()? < before + 10);
+    wait_for("the old listeners to be let go", SOON, few).unwrap();
 }
 
 #[test]

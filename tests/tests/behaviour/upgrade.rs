@@ -4,13 +4,13 @@ use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use adit_tests::bed::{Bed, Pod, Running, Stage, wait_for};
+use adit_tests::bed::{Bed, Node, Pod, Running, Stage, wait_for};
 use adit_tests::net::{self, Outcome, Steady};
 
 use crate::world::{LONG, PORT, SOON, ask, assert_refused, echo, is_answered, world};
 
 /// How often the proxy is replaced.
-const UPGRADES: usize = 5;
+const UPGRADES: usize = 10;
 
 /// What each server is loaded with.
 const LOAD: Steady = Steady {
@@ -26,7 +26,35 @@ fn begin(from: &Pod, servers: Vec<SocketAddr>) -> Running<Outcome> {
 
 #[test]
 fn upgrades_under_load_lose_nothing() {
-    let bed = world("upgrade").start().unwrap();
+    under_load("upgrade", |node| {
+        for _ in 0..UPGRADES {
+            node.upgrade(&[]).unwrap();
+            std::thread::sleep(Duration::from_millis(500));
+        }
+    });
+}
+
+#[test]
+fn upgrades_and_downgrades_across_a_change_of_layout_lose_nothing() {
+    under_load("layouts", |node| {
+        let layout = |version: u32| format!("--layout={version}");
+        for version in [1_000, 1_001, 1_000] {
+            node.upgrade(&[&layout(version)]).unwrap();
+            let only = || {
+                let names = std::fs::read_dir(node.bpf_dir()).unwrap().flatten();
+                let names: Vec<_> = names.map(|entry| entry.file_name()).collect();
+                Ok(names == [format!("v{version}").as_str()])
+            };
+            wait_for("the other layout to be removed", SOON, only).unwrap();
+            std::thread::sleep(Duration::from_millis(500));
+        }
+        node.upgrade(&[]).unwrap();
+    });
+}
+
+/// Has everything go on while `change` is made to the first node.
+fn under_load(name: &str, change: impl FnOnce(&Node)) {
+    let bed = world(name).start().unwrap();
     let pod = |name: &str| bed.pod(name);
     let (client, neighbour, server, outsider) = (pod("client"), pod("neighbour"), pod("server"), pod("outsider"));
     let _servers: Vec<_> = bed.pods().iter().map(|pod| echo(pod, PORT)).collect();
@@ -49,10 +77,7 @@ fn upgrades_under_load_lose_nothing() {
         ),
     ];
     std::thread::sleep(Duration::from_millis(500));
-    for _ in 0..UPGRADES {
-        node.upgrade(&[]).unwrap();
-        std::thread::sleep(Duration::from_millis(1500));
-    }
+    change(node);
     for (what, running) in loads {
         running.proceed().unwrap();
         let outcome = running.join(LONG).unwrap();
@@ -144,13 +169,20 @@ fn a_successor_that_dies_half_way_loses_to_the_one_in_charge() {
     let mut answer = [0; 10];
     control.read_exact(&mut answer).unwrap();
     assert_eq!(&answer, b"ok frozen\n");
-    let listeners = std::fs::read_dir(node.bpf_dir().join("v1/pods")).unwrap().count();
+    let listeners = std::fs::read_dir(node.pins_dir().unwrap().join("pods"))
+        .unwrap()
+        .count();
     assert_eq!(listeners, 2);
     // Frozen: what the mesh says waits.
     bed.update(|mesh| mesh.workloads.retain(|workload| workload.name != "neighbour"))
         .unwrap();
     std::thread::sleep(Duration::from_millis(300));
-    assert_eq!(std::fs::read_dir(node.bpf_dir().join("v1/pods")).unwrap().count(), 2);
+    assert_eq!(
+        std::fs::read_dir(node.pins_dir().unwrap().join("pods"))
+            .unwrap()
+            .count(),
+        2
+    );
     drop(control);
     node.wait_for_log("stays in charge", SOON).unwrap();
     node.wait_for_log("neighbour has left", SOON).unwrap();
