@@ -136,7 +136,7 @@ fn pause() {
             .is_ok_and(|status| status != nix::sys::wait::WaitStatus::StillAlive)
         {}
         // Ends early by a signal.
-        nix::unistd::sleep(3600);
+        nix::unistd::sleep(5);
     }
 }
 
@@ -168,7 +168,10 @@ fn answer(mut stream: &TcpStream, peer: SocketAddr) -> io::Result<()> {
     while lines.read_line(&mut line)? > 0 {
         let text = format!("{name} {} {}\n", peer.ip().to_canonical(), line.trim_end());
         if line.starts_with("GET ") {
-            let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", text.len());
+            let head = format!(
+                "HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
+                text.len()
+            );
             while lines.read_line(&mut line)? > 2 {}
             return stream.write_all((head + &text).as_bytes());
         }
@@ -206,11 +209,17 @@ fn call_on(call: &Call) -> anyhow::Result<()> {
     let begin = Instant::now();
     let mut told = begin;
     let mut calls = Calls::default();
-    let kept = if call.one_connection { Some(connect(call.to, timeout).context("make the one connection")?) } else { None };
+    let kept = if call.one_connection {
+        Some(connect(call.to, timeout).context("make the one connection")?)
+    } else {
+        None
+    };
     let mut kept = kept.as_ref().map(BufReader::new);
     while check_interrupt().is_ok()
         && call.count.is_none_or(|count| calls.calls < count)
-        && call.seconds.is_none_or(|seconds| begin.elapsed() < Duration::from_secs(seconds))
+        && call
+            .seconds
+            .is_none_or(|seconds| begin.elapsed() < Duration::from_secs(seconds))
     {
         let started = Instant::now();
         let outcome = match &mut kept {
@@ -265,7 +274,9 @@ fn millis(duration: Duration) -> u64 {
 
 fn say(what: &impl Serialize) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
-    writeln!(out, "{}", serde_json::to_string(what)?).and_then(|()| out.flush()).context("print")
+    writeln!(out, "{}", serde_json::to_string(what)?)
+        .and_then(|()| out.flush())
+        .context("print")
 }
 
 #[cfg(test)]

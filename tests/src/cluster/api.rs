@@ -66,13 +66,18 @@ impl Cluster {
 
     /// Creates a pod.
     pub fn create(&self, pod: &PodSpec) -> anyhow::Result<()> {
-        self.feed(&["create", "--filename", "-"], &pod.manifest().to_string()).map(drop)
+        self.feed(&["create", "--filename", "-"], &pod.manifest().to_string())
+            .map(drop)
     }
 
     /// Runs kubectl with `input` to read.
     pub fn feed(&self, arguments: &[&str], input: &str) -> anyhow::Result<String> {
         let mut command = self.kubectl_command()?;
-        command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         let mut child = command.spawn().context("start kubectl")?;
         let mut stdin = child.stdin.take().context("the standard input of kubectl")?;
         // It may have failed before it read anything: what it says tells more than the broken pipe.
@@ -99,8 +104,10 @@ impl Cluster {
 
     /// Makes a namespace with labels, and waits until pods can be made in it.
     pub fn namespace(&self, name: &str, labels: &[(&str, &str)]) -> anyhow::Result<()> {
-        let labels: serde_json::Map<_, _> =
-            labels.iter().map(|(key, value)| ((*key).to_owned(), Value::from(*value))).collect();
+        let labels: serde_json::Map<_, _> = labels
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), Value::from(*value)))
+            .collect();
         self.apply_json(&serde_json::json!({
             "apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels},
         }))?;
@@ -110,10 +117,20 @@ impl Cluster {
     /// Waits until the pods that `what` names are ready: `pod/web`, or options of `kubectl wait`.
     pub fn await_ready(&self, namespace: &str, what: &str) -> anyhow::Result<()> {
         let timeout = format!("--timeout={}s", PATIENCE.as_secs());
-        let ready = self.kubectl(["wait", "--namespace", namespace, "--for=condition=Ready", &timeout, what]);
+        let ready = self.kubectl([
+            "wait",
+            "--namespace",
+            namespace,
+            "--for=condition=Ready",
+            &timeout,
+            what,
+        ]);
         ready.map(drop).with_context(|| {
             let state = self.kubectl(["describe", "--namespace", namespace, what]);
-            format!("{what} in {namespace} is not ready:\n{}", state.unwrap_or_else(|error| format!("{error:#}")))
+            format!(
+                "{what} in {namespace} is not ready:\n{}",
+                state.unwrap_or_else(|error| format!("{error:#}"))
+            )
         })
     }
 
@@ -154,14 +171,23 @@ impl Cluster {
 
     /// Deletes objects now, without grace, and waits until they are gone.
     pub fn delete(&self, namespace: &str, what: &[&str]) -> anyhow::Result<()> {
-        let mut arguments = vec!["delete", "--namespace", namespace, "--now", "--wait", "--ignore-not-found"];
+        let mut arguments = vec![
+            "delete",
+            "--namespace",
+            namespace,
+            "--now",
+            "--wait",
+            "--ignore-not-found",
+        ];
         arguments.extend(what);
         self.kubectl(arguments).map(drop)
     }
 
     /// Waits until the API server is ready.
     pub(super) fn await_api_server(&self) -> anyhow::Result<()> {
-        wait_for("the API server", PATIENCE, || Ok(self.kubectl(["get", "--raw", "/readyz"]).is_ok()))
+        wait_for("the API server", PATIENCE, || {
+            Ok(self.kubectl(["get", "--raw", "/readyz"]).is_ok())
+        })
     }
 
     /// Waits until both nodes are ready and take pods.
@@ -182,7 +208,9 @@ impl Cluster {
     pub(super) fn await_account(&self, namespace: &str, account: &str) -> anyhow::Result<()> {
         let what = format!("service account {namespace}/{account}");
         let arguments = ["serviceaccount", "--namespace", namespace, account];
-        self.await_object(&what, PATIENCE, &arguments, |found| found["metadata"]["uid"].is_string())
-            .map(drop)
+        self.await_object(&what, PATIENCE, &arguments, |found| {
+            found["metadata"]["uid"].is_string()
+        })
+        .map(drop)
     }
 }

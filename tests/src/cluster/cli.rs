@@ -171,7 +171,11 @@ fn up(prefix: &str, without_kube_proxy: bool, adit: bool, images: Vec<PathBuf>) 
     }
     let mut kubectl = cluster.kubectl_command()?;
     println!("{}", cluster.kubectl(["get", "nodes", "--output", "wide"])?.trim_end());
-    let other = if prefix == DEFAULT_PREFIX { String::new() } else { format!("ADIT_CLUSTER={prefix} ") };
+    let other = if prefix == DEFAULT_PREFIX {
+        String::new()
+    } else {
+        format!("ADIT_CLUSTER={prefix} ")
+    };
     println!("\nUse it:   {other}cargo xtask cluster kubectl get pods --all-namespaces");
     println!("or:       {}", words(kubectl.args(["get", "pods"])));
     println!("Enter n1: cargo xtask cluster enter {prefix} n1 -- sh");
@@ -209,7 +213,11 @@ fn status() -> anyhow::Result<()> {
             let kind: Machine = machine.name().parse()?;
             for service in Service::of(kind, cluster.settings.kube_proxy) {
                 let pids = machine.pids(service).unwrap_or_default();
-                let state = if pids.is_empty() { "does not run".to_owned() } else { format!("runs, pid {pids:?}") };
+                let state = if pids.is_empty() {
+                    "does not run".to_owned()
+                } else {
+                    format!("runs, pid {pids:?}")
+                };
                 println!("  {:<3} {:<24} {state}", machine.name(), service.name());
             }
         }
@@ -236,6 +244,9 @@ fn words(command: &Command) -> String {
 
 /// A shell's way to tell how a command ended.
 fn code(status: ExitStatus) -> ExitCode {
-    let number = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1);
+    let number = status
+        .code()
+        .or_else(|| status.signal().map(|signal| 128 + signal))
+        .unwrap_or(1);
     ExitCode::from(u8::try_from(number).unwrap_or(1))
 }

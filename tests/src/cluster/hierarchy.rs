@@ -124,7 +124,9 @@ pub(super) fn remove(trees: &[PathBuf]) -> anyhow::Result<()> {
                 let _ = fs::write(kill, "1");
             }
         }
-        let failed = trees.iter().find_map(|tree| remove_folders(tree).err().map(|error| (tree, error)));
+        let failed = trees
+            .iter()
+            .find_map(|tree| remove_folders(tree).err().map(|error| (tree, error)));
         match failed {
             None => return Ok(()),
             Some((_, error)) if is_busy(&error) && Instant::now() < deadline => {
@@ -168,7 +170,11 @@ pub(super) fn processes(tree: &Path) -> Vec<u32> {
         let listed = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
         found.extend(listed.lines().filter_map(|line| line.parse::<u32>().ok()));
         let entries = fs::read_dir(&folder).into_iter().flatten().flatten();
-        left.extend(entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path()));
+        left.extend(
+            entries
+                .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+                .map(|entry| entry.path()),
+        );
     }
     found
 }

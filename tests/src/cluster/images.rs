@@ -21,7 +21,8 @@ pub const BUSYBOX: &str = "localhost/busybox:1";
 
 /// What a shell in a pod is likely to want.
 const APPLETS: [&str; 16] = [
-    "sh", "sleep", "nc", "wget", "cat", "ls", "ip", "ps", "env", "id", "kill", "hostname", "netstat", "grep", "true", "echo",
+    "sh", "sleep", "nc", "wget", "cat", "ls", "ip", "ps", "env", "id", "kill", "hostname", "netstat", "grep", "true",
+    "echo",
 ];
 
 /// The image of Adit of this version, as its chart names it in the bed.
@@ -33,10 +34,18 @@ pub fn adit_name() -> String {
 pub(super) fn make(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let tool = read(&programs::own("adit-tool")?)?;
     let busybox = read(&programs::host("busybox")?)?;
-    let mut shell: Vec<Entry> = APPLETS.iter().map(|name| Entry::link(&format!("/bin/{name}"), "busybox")).collect();
+    let mut shell: Vec<Entry> = APPLETS
+        .iter()
+        .map(|name| Entry::link(&format!("/bin/{name}"), "busybox"))
+        .collect();
     shell.extend([Entry::program("/bin/busybox", busybox), Entry::folder("/tmp", 0o1777)]);
     let images = [
-        ("pause", PAUSE, vec![Entry::program("/tool", tool.clone())], vec!["/tool", "pause"]),
+        (
+            "pause",
+            PAUSE,
+            vec![Entry::program("/tool", tool.clone())],
+            vec!["/tool", "pause"],
+        ),
         ("tool", TOOL, vec![Entry::program("/tool", tool)], vec!["/tool"]),
         ("busybox", BUSYBOX, shell, vec!["/bin/sh"]),
     ];

@@ -9,9 +9,21 @@ use super::{Cluster, Machine};
 
 /// What is asked of the API server: a file for each.
 const QUESTIONS: [(&str, &[&str]); 4] = [
-    ("objects.txt", &["get", "all,nodes,endpointslices", "--all-namespaces", "--output", "wide"]),
+    (
+        "objects.txt",
+        &[
+            "get",
+            "all,nodes,endpointslices",
+            "--all-namespaces",
+            "--output",
+            "wide",
+        ],
+    ),
     ("pods.yaml", &["get", "pods", "--all-namespaces", "--output", "yaml"]),
-    ("events.txt", &["get", "events", "--all-namespaces", "--sort-by=.lastTimestamp"]),
+    (
+        "events.txt",
+        &["get", "events", "--all-namespaces", "--sort-by=.lastTimestamp"],
+    ),
     ("nodes.txt", &["describe", "nodes"]),
 ];
 

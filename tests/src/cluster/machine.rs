@@ -4,7 +4,6 @@
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 
@@ -52,8 +51,12 @@ impl Booted {
     /// What is known of a machine that was booted.
     pub(super) fn read(prefix: &Prefix, machine: Machine) -> anyhow::Result<Booted> {
         let file = Self::file(prefix, machine);
-        let text = fs::read(&file)
-            .with_context(|| format!("read {}: machine {machine} of cluster {prefix} is not up", file.display()))?;
+        let text = fs::read(&file).with_context(|| {
+            format!(
+                "read {}: machine {machine} of cluster {prefix} is not up",
+                file.display()
+            )
+        })?;
         serde_json::from_slice(&text).with_context(|| format!("read {}", file.display()))
     }
 
@@ -91,11 +94,16 @@ pub(super) fn boot(prefix: &Prefix, machine: Machine) -> anyhow::Result<()> {
         .context("start the machine's first process")?;
     let mut said = String::new();
     let stdout = child.stdout.take().context("the first process's output")?;
-    BufReader::new(stdout).read_line(&mut said).context("wait for the machine")?;
+    BufReader::new(stdout)
+        .read_line(&mut said)
+        .context("wait for the machine")?;
     if said.trim_end() != READY {
         let status = child.wait().context("wait for the machine's first process")?;
         let log = fs::read_to_string(prefix.folder(machine).join("init.log")).unwrap_or_default();
-        bail!("machine {machine} of cluster {prefix} did not start: {status}: {}", log.trim());
+        bail!(
+            "machine {machine} of cluster {prefix} did not start: {status}: {}",
+            log.trim()
+        );
     }
     let booted = Booted {
         pid: child.id(),
@@ -108,7 +116,10 @@ pub(super) fn boot(prefix: &Prefix, machine: Machine) -> anyhow::Result<()> {
 /// The machine's first process: makes its file systems, and reaps what others leave. Ends by a signal, and everything
 /// in the machine with it.
 pub(super) fn init(prefix: &Prefix, machine: Machine) -> anyhow::Result<()> {
-    ensure!(nix::unistd::getpid().as_raw() == 1, "only a machine's first process does this");
+    ensure!(
+        nix::unistd::getpid().as_raw() == 1,
+        "only a machine's first process does this"
+    );
     let mut signals = SigSet::empty();
     signals.add(Signal::SIGCHLD);
     signals.add(Signal::SIGTERM);
@@ -116,7 +127,9 @@ pub(super) fn init(prefix: &Prefix, machine: Machine) -> anyhow::Result<()> {
     fs::write("/proc/sys/kernel/hostname", machine.to_string()).context("name the machine")?;
     mounts::make(&prefix.folder(machine), machine)?;
     let mut out = std::io::stdout().lock();
-    writeln!(out, "{READY}").and_then(|()| out.flush()).context("say that the machine is ready")?;
+    writeln!(out, "{READY}")
+        .and_then(|()| out.flush())
+        .context("say that the machine is ready")?;
     drop(out);
     loop {
         match signals.wait() {
@@ -154,7 +167,11 @@ fn enter(prefix: &Prefix, machine: Machine, cgroup: &str, command: &[OsString]) 
         setns(&file, kind).with_context(|| format!("enter a namespace of machine {machine}"))?;
     }
     let mut child = Command::new(program);
-    child.args(arguments).current_dir("/").env("PATH", PATH).env("HOME", "/root");
+    child
+        .args(arguments)
+        .current_dir("/")
+        .env("PATH", PATH)
+        .env("HOME", "/root");
     Ok(child)
 }
 
@@ -176,7 +193,8 @@ pub(super) fn start(prefix: &Prefix, machine: Machine, name: &str, command: &[Os
         .with_context(|| format!("open {}", path.display()))?;
     let errors = log.try_clone().context("share the log")?;
     let mut child = enter(prefix, machine, &service_cgroup(name), command)?;
-    child.stdin(Stdio::null()).stdout(log).stderr(errors).process_group(0);
+    nix::unistd::setsid().context("leave the terminal")?;
+    child.stdin(Stdio::null()).stdout(log).stderr(errors);
     child
         .spawn()
         .with_context(|| format!("start {name} on machine {machine}"))?;

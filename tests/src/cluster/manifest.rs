@@ -40,7 +40,10 @@ impl PodSpec {
 
     /// On this node, counted from 1, whatever the scheduler thinks.
     pub fn node(self, number: u8) -> Self {
-        self.with("nodeSelector", json!({"kubernetes.io/hostname": Machine::Node(number).to_string()}))
+        self.with(
+            "nodeSelector",
+            json!({"kubernetes.io/hostname": Machine::Node(number).to_string()}),
+        )
     }
 
     /// As this service account, which must exist.
@@ -136,7 +139,11 @@ mod tests {
 
     #[test]
     fn a_pod_is_what_it_was_asked_to_be() {
-        let pod = PodSpec::new("web").namespace("shop").node(2).account("web").args(["serve", "8080"]);
+        let pod = PodSpec::new("web")
+            .namespace("shop")
+            .node(2)
+            .account("web")
+            .args(["serve", "8080"]);
         let manifest = pod.manifest();
         assert_eq!(manifest["metadata"]["labels"]["app"], "web");
         assert_eq!(manifest["spec"]["nodeSelector"]["kubernetes.io/hostname"], "n2");

@@ -176,7 +176,9 @@ impl Cluster {
 
     /// All nodes.
     pub fn nodes(&self) -> Vec<Node> {
-        Machine::nodes().map(|machine| Node::new(&self.prefix, machine)).collect()
+        Machine::nodes()
+            .map(|machine| Node::new(&self.prefix, machine))
+            .collect()
     }
 
     /// The machine of etcd, the API server, the controllers and the scheduler.
@@ -266,7 +268,9 @@ impl Cluster {
             // Made for them, so that their addresses are those that routes lead to.
             let nodes: Vec<_> = Machine::nodes().map(node_object).collect();
             self.apply_json(&json!({"apiVersion": "v1", "kind": "List", "items": nodes}))?;
-            with_nodes.join().map_err(|_| anyhow!("preparing the nodes panicked"))??;
+            with_nodes
+                .join()
+                .map_err(|_| anyhow!("preparing the nodes panicked"))??;
             tell("images are on the nodes");
             anyhow::Ok(())
         })?;
@@ -288,7 +292,11 @@ impl Cluster {
         let mut archives = images::make(&self.prefix.state().join("images"))?;
         archives.extend(self.settings.images.iter().cloned());
         let missing = archives.iter().find(|archive| !archive.is_file());
-        ensure!(missing.is_none(), "there is no image {}", missing.map_or("", |path| path.to_str().unwrap_or("")));
+        ensure!(
+            missing.is_none(),
+            "there is no image {}",
+            missing.map_or("", |path| path.to_str().unwrap_or(""))
+        );
         on_all(Machine::nodes().collect(), |machine| {
             services::configure(&self.prefix, *machine)?;
             let node = Node::new(&self.prefix, *machine);
@@ -335,7 +343,10 @@ impl Keeper {
     fn start(prefix: &str) -> anyhow::Result<Keeper> {
         use std::os::unix::process::CommandExt as _;
         let mut command = Command::new(programs::own("adit-cluster")?);
-        command.args(["keep", prefix]).stdin(Stdio::piped()).stdout(Stdio::null());
+        command
+            .args(["keep", prefix])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null());
         // Ctrl-C is for the others of this process's group.
         let child = command.process_group(0).spawn().context("start the cluster's keeper")?;
         Ok(Keeper { child })

@@ -42,11 +42,19 @@ pub(super) fn make(folder: &Path, machine: Machine) -> anyhow::Result<()> {
     fresh("sysfs", "/sys", safe, None)?;
     cgroups()?;
     fresh("bpf", "/sys/fs/bpf", safe, Some("mode=700"))?;
-    for (kind, place) in [("tracefs", "/sys/kernel/tracing"), ("securityfs", "/sys/kernel/security")] {
+    for (kind, place) in [
+        ("tracefs", "/sys/kernel/tracing"),
+        ("securityfs", "/sys/kernel/security"),
+    ] {
         // Not every kernel has these, and nothing here depends on them.
         let _ = fresh(kind, place, safe, None);
     }
-    fresh("tmpfs", "/run", MsFlags::MS_NOSUID | MsFlags::MS_NODEV, Some("mode=755"))?;
+    fresh(
+        "tmpfs",
+        "/run",
+        MsFlags::MS_NOSUID | MsFlags::MS_NODEV,
+        Some("mode=755"),
+    )?;
     for place in ["/run/lock", "/run/netns"] {
         fs::create_dir(place).with_context(|| format!("make {place}"))?;
     }
@@ -73,7 +81,11 @@ pub(super) fn make(folder: &Path, machine: Machine) -> anyhow::Result<()> {
 /// Mounts all hierarchies as the host has them. In this cgroup namespace their roots are the machine's cgroups.
 fn cgroups() -> anyhow::Result<()> {
     let top = Path::new("/sys/fs/cgroup");
-    if is_only_unified() || Hierarchy::own()?.iter().all(|hierarchy| hierarchy.controllers.is_empty()) {
+    if is_only_unified()
+        || Hierarchy::own()?
+            .iter()
+            .all(|hierarchy| hierarchy.controllers.is_empty())
+    {
         return fresh("cgroup2", "/sys/fs/cgroup", MsFlags::empty(), None);
     }
     fresh("tmpfs", "/sys/fs/cgroup", MsFlags::empty(), Some("mode=755"))?;

@@ -73,7 +73,9 @@ impl Node {
         I::Item: AsRef<OsStr>,
     {
         let mut command = Command::new(programs::own("adit-cluster")?);
-        command.args(["enter", &self.prefix.to_string(), &self.name(), "--"]).args(words);
+        command
+            .args(["enter", &self.prefix.to_string(), &self.name(), "--"])
+            .args(words);
         Ok(command)
     }
 
@@ -118,7 +120,9 @@ impl Node {
     /// Kills a service and waits until it is gone. It stays away until [`Node::start`].
     pub fn kill(&self, service: Service) -> anyhow::Result<()> {
         self.signal(service, Signal::SIGKILL)?;
-        wait_for(&format!("{service} to be gone"), GONE, || Ok(self.pids(service)?.is_empty()))
+        wait_for(&format!("{service} to be gone"), GONE, || {
+            Ok(self.pids(service)?.is_empty())
+        })
     }
 
     /// Starts a service.
@@ -155,8 +159,12 @@ impl Node {
 
     /// Waits until its containerd answers.
     pub(super) fn await_containerd(&self) -> anyhow::Result<()> {
-        let socket = Path::new("/proc").join(self.pid()?.to_string()).join("root/run/containerd/containerd.sock");
-        wait_for(&format!("containerd's socket on {}", self.name()), GONE, || Ok(socket.exists()))?;
+        let socket = Path::new("/proc")
+            .join(self.pid()?.to_string())
+            .join("root/run/containerd/containerd.sock");
+        wait_for(&format!("containerd's socket on {}", self.name()), GONE, || {
+            Ok(socket.exists())
+        })?;
         let mut last = String::new();
         let answers = wait_for(&format!("containerd on {}", self.name()), GONE, || {
             match self.run(["ctr", "version"]) {
@@ -182,13 +190,19 @@ fn program_of(pid: u32) -> Option<String> {
 /// Runs a command to its end and gives what it says on standard output; an error with what else it said if it fails.
 pub(super) fn output(command: &mut Command) -> anyhow::Result<String> {
     let line = || {
-        let words: Vec<_> = std::iter::once(command.get_program()).chain(command.get_args()).collect();
+        let words: Vec<_> = std::iter::once(command.get_program())
+            .chain(command.get_args())
+            .collect();
         words.join(OsStr::new(" ")).display().to_string()
     };
     let line = line();
     let output = command.output().with_context(|| format!("start `{line}`"))?;
     if !output.status.success() {
-        bail!("`{line}`: {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
+        bail!(
+            "`{line}`: {}: {}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }

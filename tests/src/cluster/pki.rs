@@ -48,7 +48,11 @@ fn subjects() -> anyhow::Result<Vec<Subject>> {
     let mut all = vec![
         server,
         Subject::user("admin", "admin", Some("system:masters")),
-        Subject::user("apiserver-kubelet", "kube-apiserver-kubelet-client", Some("system:masters")),
+        Subject::user(
+            "apiserver-kubelet",
+            "kube-apiserver-kubelet-client",
+            Some("system:masters"),
+        ),
         Subject::user("controller-manager", "system:kube-controller-manager", None),
         Subject::user("scheduler", "system:kube-scheduler", None),
         Subject::user("kube-proxy", "system:kube-proxy", None),
@@ -70,14 +74,20 @@ pub(super) fn make(prefix: &Prefix) -> anyhow::Result<()> {
     let mut params = CertificateParams::default();
     params.distinguished_name = name("adit-cluster", None);
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign, KeyUsagePurpose::DigitalSignature];
+    params.key_usages = vec![
+        KeyUsagePurpose::KeyCertSign,
+        KeyUsagePurpose::CrlSign,
+        KeyUsagePurpose::DigitalSignature,
+    ];
     let ca = CertifiedIssuer::self_signed(params, KeyPair::generate()?).context("make the cluster's root")?;
     write(&prefix.pki("ca.crt"), &ca.pem())?;
     for subject in subjects()? {
         let key = KeyPair::generate()?;
         let mut params = CertificateParams::new(subject.names.clone())?;
         params.distinguished_name = name(&subject.name, subject.group);
-        params.subject_alt_names.extend(subject.addresses.iter().copied().map(SanType::IpAddress));
+        params
+            .subject_alt_names
+            .extend(subject.addresses.iter().copied().map(SanType::IpAddress));
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth];
         let certificate = params

@@ -16,7 +16,9 @@ pub(super) fn kubernetes(name: &str) -> anyhow::Result<PathBuf> {
         }
     }
     on_path(name).with_context(|| {
-        format!("no program {name} in the folder {FOLDER} or on PATH; `cargo xtask cluster build` makes it and says where")
+        format!(
+            "no program {name} in the folder {FOLDER} or on PATH; `cargo xtask cluster build` makes it and says where"
+        )
     })
 }
 
@@ -40,6 +42,9 @@ pub(super) fn own(name: &str) -> anyhow::Result<PathBuf> {
     let found = own.ancestors().skip(1).take(2).map(|folder| folder.join(name));
     match found.into_iter().find(|path| path.is_file()) {
         Some(path) => Ok(path),
-        None => bail!("no program {name} near {}; build it: cargo build --release -p adit-tests", own.display()),
+        None => bail!(
+            "no program {name} near {}; build it: cargo build --release -p adit-tests",
+            own.display()
+        ),
     }
 }

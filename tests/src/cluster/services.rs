@@ -151,7 +151,10 @@ fn api_server(pki: &dyn Fn(&str) -> String) -> Vec<String> {
         ("--kubelet-client-key", pki("apiserver-kubelet.key")),
         // There is no DNS between machines for their names.
         ("--kubelet-preferred-address-types", "InternalIP".to_owned()),
-        ("--service-account-issuer", "https://kubernetes.default.svc.cluster.local".to_owned()),
+        (
+            "--service-account-issuer",
+            "https://kubernetes.default.svc.cluster.local".to_owned(),
+        ),
         ("--service-account-key-file", pki("service-accounts.pub")),
         ("--service-account-signing-key-file", pki("service-accounts.key")),
         ("--service-cluster-ip-range", SERVICE_RANGES.to_owned()),
@@ -176,7 +179,10 @@ pub(super) fn configure(prefix: &Prefix, node: Machine) -> anyhow::Result<()> {
         (folder.join("containerd.toml"), containerd()),
         (cni.join("10-adit.conflist"), pod_network(node).to_string()),
         (resolver.clone(), String::new()),
-        (folder.join("kubelet.json"), kubelet(prefix, node, &resolver).to_string()),
+        (
+            folder.join("kubelet.json"),
+            kubelet(prefix, node, &resolver).to_string(),
+        ),
         (folder.join("kube-proxy.json"), kube_proxy(prefix).to_string()),
     ];
     for (path, text) in files {
@@ -226,7 +232,11 @@ options = {{ SystemdCgroup = false }}
 }
 
 fn pod_network(node: Machine) -> serde_json::Value {
-    let ranges: Vec<_> = node.pod_ranges().iter().map(|range| json!([{"subnet": range}])).collect();
+    let ranges: Vec<_> = node
+        .pod_ranges()
+        .iter()
+        .map(|range| json!([{"subnet": range}]))
+        .collect();
     json!({
         "cniVersion": "0.4.0",
         "name": "pods",

@@ -22,14 +22,18 @@ impl Lock {
     pub(super) fn take(prefix: &Prefix) -> anyhow::Result<Lock> {
         let address = SocketAddr::from_abstract_name(format!("adit-cluster/{prefix}")).context("name the lock")?;
         let mut taken = None;
-        wait_for(&format!("others to leave cluster {prefix} alone"), Duration::from_secs(60), || {
-            match UnixListener::bind_addr(&address) {
-                Ok(socket) => taken = Some(socket),
-                Err(error) if error.kind() == ErrorKind::AddrInUse => {}
-                Err(error) => return Err(error).context("lock the cluster"),
-            }
-            Ok(taken.is_some())
-        })?;
+        wait_for(
+            &format!("others to leave cluster {prefix} alone"),
+            Duration::from_secs(60),
+            || {
+                match UnixListener::bind_addr(&address) {
+                    Ok(socket) => taken = Some(socket),
+                    Err(error) if error.kind() == ErrorKind::AddrInUse => {}
+                    Err(error) => return Err(error).context("lock the cluster"),
+                }
+                Ok(taken.is_some())
+            },
+        )?;
         let _socket = taken.context("the lock that was just taken")?;
         Ok(Lock { _socket })
     }
@@ -50,7 +54,9 @@ fn remove_state(prefix: &Prefix) -> anyhow::Result<bool> {
     let state = prefix.state();
     let removed = match fs::remove_dir_all(&state) {
         Err(error) if error.kind() == ErrorKind::NotFound => false,
-        removed => removed.map(|()| true).with_context(|| format!("remove {}", state.display()))?,
+        removed => removed
+            .map(|()| true)
+            .with_context(|| format!("remove {}", state.display()))?,
     };
     // The folder of all states goes with the last of them.
     let _ = fs::remove_dir(STATES);
@@ -83,7 +89,9 @@ fn owner(prefix: &str) -> Option<u32> {
 /// The prefixes of clusters of which there is anything.
 pub(super) fn names() -> Vec<String> {
     let states = fs::read_dir(STATES).into_iter().flatten().flatten();
-    let mut found: Vec<String> = states.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    let mut found: Vec<String> = states
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .collect();
     found.extend(netns::list().iter().filter_map(|name| prefix_in(name)));
     let cgroups = hierarchy::find(|name| prefix_in(name).is_some());
     let names = cgroups.iter().filter_map(|path| path.file_name()?.to_str());
@@ -109,7 +117,11 @@ pub fn residue(prefix: &str) -> Vec<String> {
         .filter(|name| is_own(name))
         .map(|name| format!("netns {name}"))
         .collect();
-    found.extend(hierarchy::find(is_own).iter().map(|path| format!("cgroup {}", path.display())));
+    found.extend(
+        hierarchy::find(is_own)
+            .iter()
+            .map(|path| format!("cgroup {}", path.display())),
+    );
     let state = Path::new(STATES).join(prefix);
     if state.exists() {
         found.push(format!("state {}", state.display()));

@@ -45,7 +45,11 @@ fn pods_call_each_other_within_a_node_and_across_directly_and_by_service() {
 fn a_pods_token_is_the_audiences_and_names_pod_and_node() {
     let world = World::new("token");
     let (cluster, namespace) = (world.cluster, world.namespace.as_str());
-    let pod = PodSpec::new("holder").namespace(namespace).node(2).image(BUSYBOX).args(["-c", "sleep 3600"]);
+    let pod = PodSpec::new("holder")
+        .namespace(namespace)
+        .node(2)
+        .image(BUSYBOX)
+        .args(["-c", "sleep 3600"]);
     let sources = json!([{"serviceAccountToken": {"audience": "adit-ca", "expirationSeconds": 3600, "path": "token"}}]);
     let pod = pod
         .with("volumes", json!([{"name": "token", "projected": {"sources": sources}}]))
@@ -61,7 +65,10 @@ fn a_pods_token_is_the_audiences_and_names_pod_and_node() {
     };
     let status = &review("adit-ca")["status"];
     assert_eq!(status["authenticated"], true, "{status}");
-    assert_eq!(status["user"]["username"], format!("system:serviceaccount:{namespace}:default"));
+    assert_eq!(
+        status["user"]["username"],
+        format!("system:serviceaccount:{namespace}:default")
+    );
     let extra = &status["user"]["extra"];
     assert_eq!(extra["authentication.kubernetes.io/pod-name"], json!(["holder"]));
     assert_eq!(extra["authentication.kubernetes.io/node-name"], json!(["n2"]));
@@ -73,8 +80,14 @@ fn nodes_have_zones_and_the_ranges_of_their_pods() {
     let world = World::new("nodes");
     for (number, v4) in [(1, "10.244.1.0/24"), (2, "10.244.2.0/24")] {
         let node = world.cluster.get(["node", &format!("n{number}")]).unwrap();
-        assert_eq!(node["metadata"]["labels"]["topology.kubernetes.io/zone"], format!("zone-n{number}"));
-        assert_eq!(node["spec"]["podCIDRs"], json!([v4, format!("fd00:244:0:{number}::/64")]));
+        assert_eq!(
+            node["metadata"]["labels"]["topology.kubernetes.io/zone"],
+            format!("zone-n{number}")
+        );
+        assert_eq!(
+            node["spec"]["podCIDRs"],
+            json!([v4, format!("fd00:244:0:{number}::/64")])
+        );
     }
 }
 
@@ -84,7 +97,9 @@ fn a_cluster_survives_its_programs_and_leaves_nothing_beside_another() {
     let prefix = owned_prefix('u');
     let cluster = Cluster::up(&prefix).unwrap();
     assert!(!residue(&prefix).is_empty());
-    cluster.create(&PodSpec::new("web").node(1).args(["serve", "8080"])).unwrap();
+    cluster
+        .create(&PodSpec::new("web").node(1).args(["serve", "8080"]))
+        .unwrap();
     cluster.await_ready("default", "pod/web").unwrap();
     let pid = cluster.node(1).pids(Service::Kubelet).unwrap();
     cluster.node(1).restart(Service::Kubelet).unwrap();
@@ -99,7 +114,9 @@ fn a_cluster_survives_its_programs_and_leaves_nothing_beside_another() {
         status["ready"] == true && status["restartCount"].as_u64() > Some(0)
     };
     let patience = std::time::Duration::from_secs(60);
-    cluster.await_object("the pod to be back", patience, &["pod", "web"], restarted).unwrap();
+    cluster
+        .await_object("the pod to be back", patience, &["pod", "web"], restarted)
+        .unwrap();
     drop(cluster);
     assert_eq!(residue(&prefix), Vec::<String>::new());
     world.cluster.await_nodes_ready().unwrap();

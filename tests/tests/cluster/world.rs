@@ -42,7 +42,9 @@ impl Drop for World {
                 Err(error) => eprintln!("the cluster's logs are lost: {error:#}"),
             }
         }
-        let gone = self.cluster.kubectl(["delete", "namespace", "--wait=false", &self.namespace]);
+        let gone = self
+            .cluster
+            .kubectl(["delete", "namespace", "--wait=false", &self.namespace]);
         if let Err(error) = gone {
             eprintln!("{error:#}");
         }

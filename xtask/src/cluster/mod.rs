@@ -150,7 +150,10 @@ fn other(context: &Context, words: &[OsString]) -> Result<ExitCode> {
         programs::find(context)?
     };
     let mut program = command(context, &tool);
-    program.args(words).current_dir(env::current_dir()?).stdin(Stdio::inherit());
+    program
+        .args(words)
+        .current_dir(env::current_dir()?)
+        .stdin(Stdio::inherit());
     program.env("ADIT_BIN", context.release("adit"));
     with_folder(&mut program, folder.as_deref());
     let error = program.exec();

@@ -98,14 +98,19 @@ fn version(context: &Context) -> Result<String> {
 }
 
 fn version_in(go_mod: &str) -> Option<String> {
-    let mut words = go_mod.split_whitespace().skip_while(|word| *word != "k8s.io/kubernetes");
+    let mut words = go_mod
+        .split_whitespace()
+        .skip_while(|word| *word != "k8s.io/kubernetes");
     Some(words.nth(1)?.strip_prefix('v')?.to_owned())
 }
 
 fn build(context: &Context) -> Result<PathBuf> {
     let go = go(context)?;
     let (folder, version) = (cached(context)?, version(context)?);
-    let title = format!("build Kubernetes {version} and Helm (once, some minutes, into {})", folder.display());
+    let title = format!(
+        "build Kubernetes {version} and Helm (once, some minutes, into {})",
+        folder.display()
+    );
     step(&title, || {
         let draft = folder.with_extension(format!("{}", std::process::id()));
         let _ = fs::remove_dir_all(&draft);
@@ -115,7 +120,14 @@ fn build(context: &Context) -> Result<PathBuf> {
         for name in KUBERNETES {
             symlink("kube", draft.join(name)).with_context(|| format!("naming {name}"))?;
         }
-        go_build(context, &go, "helm", "-s -w", &draft.join(HELM), "helm.sh/helm/v4/cmd/helm")?;
+        go_build(
+            context,
+            &go,
+            "helm",
+            "-s -w",
+            &draft.join(HELM),
+            "helm.sh/helm/v4/cmd/helm",
+        )?;
         // Somebody else may have been quicker.
         let _ = fs::remove_dir_all(&folder);
         fs::rename(&draft, &folder).with_context(|| format!("naming {}", folder.display()))
@@ -126,13 +138,18 @@ fn build(context: &Context) -> Result<PathBuf> {
 fn go_build(context: &Context, go: &Path, module: &str, link: &str, to: &Path, package: &str) -> Result<()> {
     let mut build = in_module(context, go, module);
     // Two compilers at a time: each may take a gigabyte.
-    build.args(["build", "-p", "2", "-ldflags", link, "-o"]).arg(to).arg(package);
+    build
+        .args(["build", "-p", "2", "-ldflags", link, "-o"])
+        .arg(to)
+        .arg(package);
     run(&mut build)
 }
 
 fn in_module(context: &Context, go: &Path, module: &str) -> Command {
     let mut command = command(context, go);
-    command.current_dir(modules(context).join(module)).env("CGO_ENABLED", "0");
+    command
+        .current_dir(modules(context).join(module))
+        .env("CGO_ENABLED", "0");
     command
 }
 

@@ -80,8 +80,10 @@ pub(crate) fn run_after(context: &Context, selection: &Selection, before: impl F
     if selection.names.is_empty() && !selection.fast {
         totals += documentation(context)?;
     }
-    let (on_cluster, others): (Vec<_>, Vec<_>) =
-        programs.iter().filter(|program| program.is_integration).partition(|program| cluster::is_cluster(program));
+    let (on_cluster, others): (Vec<_>, Vec<_>) = programs
+        .iter()
+        .filter(|program| program.is_integration)
+        .partition(|program| cluster::is_cluster(program));
     for program in others {
         let mut command = program.command(context, &selection.names);
         command.args(["--test-threads", INTEGRATION_THREADS]);
@@ -111,7 +113,9 @@ pub(crate) fn run_after(context: &Context, selection: &Selection, before: impl F
         if let Some(names) = vm_names {
             totals += vm::run_on(context, &prepared.kernels, &behaviour(&programs)?.executable, &names)?;
         }
-        totals += cluster.join().map_err(|_| anyhow!("the tests on a cluster panicked"))??;
+        totals += cluster
+            .join()
+            .map_err(|_| anyhow!("the tests on a cluster panicked"))??;
         Ok::<_, anyhow::Error>(totals)
     })?;
     if totals == Totals::default() && !selection.names.is_empty() {
