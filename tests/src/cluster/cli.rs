@@ -12,6 +12,14 @@ use clap::{Parser, Subcommand};
 use super::layout::{Machine, Prefix};
 use super::{Cluster, Service, machine, residue, teardown};
 
+/// Prints a line. A reader that went away, such as `head`, is no reason to leave work half done.
+macro_rules! say {
+    ($($argument:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stdout(), $($argument)*);
+    }};
+}
+
 /// What `cluster up` is called if nobody says.
 const DEFAULT_PREFIX: &str = "dev";
 
@@ -152,10 +160,10 @@ fn run(task: Task) -> anyhow::Result<ExitCode> {
 fn up(prefix: &str, without_kube_proxy: bool, adit: bool, images: Vec<PathBuf>) -> anyhow::Result<()> {
     let is_up = Cluster::attach(prefix).and_then(|cluster| cluster.kubectl(["get", "--raw", "/readyz"]));
     if is_up.is_ok() {
-        println!("cluster {prefix} is up already; `cargo xtask cluster down` ends it");
+        say!("cluster {prefix} is up already; `cargo xtask cluster down` ends it");
     } else {
         Cluster::sweep()?;
-        let mut builder = Cluster::builder(prefix).verbose();
+        let mut builder = Cluster::builder(prefix).progress(|line| say!("{line}"));
         if without_kube_proxy {
             builder = builder.without_kube_proxy();
         }
@@ -167,19 +175,19 @@ fn up(prefix: &str, without_kube_proxy: bool, adit: bool, images: Vec<PathBuf>) 
     let cluster = Cluster::attach(prefix)?;
     if adit {
         cluster.import_adit()?;
-        println!("both nodes have the image {}", super::adit_name());
+        say!("both nodes have the image {}", super::adit_name());
     }
     let mut kubectl = cluster.kubectl_command()?;
-    println!("{}", cluster.kubectl(["get", "nodes", "--output", "wide"])?.trim_end());
+    say!("{}", cluster.kubectl(["get", "nodes", "--output", "wide"])?.trim_end());
     let other = if prefix == DEFAULT_PREFIX {
         String::new()
     } else {
         format!("ADIT_CLUSTER={prefix} ")
     };
-    println!("\nUse it:   {other}cargo xtask cluster kubectl get pods --all-namespaces");
-    println!("or:       {}", words(kubectl.args(["get", "pods"])));
-    println!("Enter n1: cargo xtask cluster enter {prefix} n1 -- sh");
-    println!("End it:   {other}cargo xtask cluster down");
+    say!("\nUse it:   {other}cargo xtask cluster kubectl get pods --all-namespaces");
+    say!("or:       {}", words(kubectl.args(["get", "pods"])));
+    say!("Enter n1: cargo xtask cluster enter {prefix} n1 -- sh");
+    say!("End it:   {other}cargo xtask cluster down");
     Ok(())
 }
 
@@ -188,9 +196,9 @@ fn down(prefix: &str) -> anyhow::Result<()> {
     let left = residue(prefix);
     anyhow::ensure!(left.is_empty(), "of cluster {prefix} is left: {}", left.join(", "));
     if was {
-        println!("cluster {prefix} is down; nothing of it is left");
+        say!("cluster {prefix} is down; nothing of it is left");
     } else {
-        println!("there is no cluster {prefix}");
+        say!("there is no cluster {prefix}");
     }
     Ok(())
 }
@@ -198,14 +206,14 @@ fn down(prefix: &str) -> anyhow::Result<()> {
 fn status() -> anyhow::Result<()> {
     let names = teardown::names();
     if names.is_empty() {
-        println!("no cluster is up");
+        say!("no cluster is up");
     }
     for name in names {
-        println!("cluster {name}");
+        say!("cluster {name}");
         let cluster = match Cluster::attach(&name) {
             Ok(cluster) => cluster,
             Err(error) => {
-                println!("  {error:#}");
+                say!("  {error:#}");
                 continue;
             }
         };
@@ -218,11 +226,11 @@ fn status() -> anyhow::Result<()> {
                 } else {
                     format!("runs, pid {pids:?}")
                 };
-                println!("  {:<3} {:<24} {state}", machine.name(), service.name());
+                say!("  {:<3} {:<24} {state}", machine.name(), service.name());
             }
         }
         let nodes = cluster.kubectl(["get", "nodes", "--request-timeout=5s"]);
-        println!("{}", nodes.unwrap_or_else(|error| format!("  {error:#}")).trim_end());
+        say!("{}", nodes.unwrap_or_else(|error| format!("  {error:#}")).trim_end());
     }
     Ok(())
 }

@@ -76,6 +76,18 @@ pub(super) fn is_only_unified() -> bool {
 
 /// Makes the cgroups `name` and gives their folders.
 pub(super) fn make(name: &str) -> anyhow::Result<Vec<PathBuf>> {
+    if is_only_unified() {
+        // A kubelet wants controllers that a host may not pass on, such as cpuset.
+        let offered =
+            fs::read_to_string(Path::new(MOUNT).join("cgroup.controllers")).context("read the controllers")?;
+        for controller in offered.split_whitespace() {
+            // One that cannot be passed on is missed by whoever needs it, who then says so.
+            let _ = fs::write(
+                Path::new(MOUNT).join("cgroup.subtree_control"),
+                format!("+{controller}"),
+            );
+        }
+    }
     Hierarchy::own()?
         .iter()
         .filter(|hierarchy| hierarchy.mount(Path::new(MOUNT)).is_dir())

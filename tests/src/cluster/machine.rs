@@ -4,7 +4,6 @@
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 
@@ -194,7 +193,8 @@ pub(super) fn start(prefix: &Prefix, machine: Machine, name: &str, command: &[Os
         .with_context(|| format!("open {}", path.display()))?;
     let errors = log.try_clone().context("share the log")?;
     let mut child = enter(prefix, machine, &service_cgroup(name), command)?;
-    child.stdin(Stdio::null()).stdout(log).stderr(errors).process_group(0);
+    nix::unistd::setsid().context("leave the terminal")?;
+    child.stdin(Stdio::null()).stdout(log).stderr(errors);
     child
         .spawn()
         .with_context(|| format!("start {name} on machine {machine}"))?;

@@ -54,7 +54,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 pub struct Builder {
     prefix: String,
     settings: Settings,
-    verbose: bool,
+    progress: fn(&str),
 }
 
 /// What is remembered of how a cluster was made.
@@ -77,9 +77,9 @@ impl Builder {
         self
     }
 
-    /// Tells on standard output how it goes.
-    fn verbose(mut self) -> Self {
-        self.verbose = true;
+    /// Tells somebody how it goes.
+    fn progress(mut self, tell: fn(&str)) -> Self {
+        self.progress = tell;
         self
     }
 
@@ -102,7 +102,7 @@ impl Builder {
             settings: self.settings,
             keeper: None,
         };
-        match cluster.bring_up(self.verbose) {
+        match cluster.bring_up(self.progress) {
             Ok(()) => Ok(cluster),
             Err(error) => {
                 let place = logs::keep(&cluster, "up");
@@ -131,7 +131,7 @@ impl Cluster {
                 kube_proxy: true,
                 images: Vec::new(),
             },
-            verbose: false,
+            progress: |_| (),
         }
     }
 
@@ -239,13 +239,9 @@ impl Cluster {
         logs::collect(self, folder)
     }
 
-    fn bring_up(&self, verbose: bool) -> anyhow::Result<()> {
+    fn bring_up(&self, progress: fn(&str)) -> anyhow::Result<()> {
         let begin = Instant::now();
-        let tell = |what: &str| {
-            if verbose {
-                println!("{:6.2} s  {what}", begin.elapsed().as_secs_f64());
-            }
-        };
+        let tell = |what: &str| progress(&format!("{:6.2} s  {what}", begin.elapsed().as_secs_f64()));
         for machine in Machine::all() {
             let folder = self.prefix.folder(machine);
             fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
@@ -260,6 +256,8 @@ impl Cluster {
             let with_nodes = scope.spawn(|| self.prepare_nodes());
             center.boot()?;
             center.start(Service::Etcd)?;
+            // An API server that finds nobody there tries again after a second at the earliest.
+            center.await_port(2379)?;
             center.start(Service::ApiServer)?;
             self.await_api_server()?;
             tell("the API server is ready");

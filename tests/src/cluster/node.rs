@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use super::layout::{Machine, Prefix};
 use super::machine::{Booted, service_cgroup};
 use super::programs;
 use super::services::Service;
-use crate::bed::wait_for;
+use crate::bed::{netns, wait_for};
 
 /// How long a killed process may take to be gone.
 const GONE: Duration = Duration::from_secs(10);
@@ -155,6 +155,14 @@ impl Node {
         let mut command = Command::new(programs::own("adit-cluster")?);
         command.args(["boot", &self.prefix.to_string(), &self.name()]);
         output(&mut command).map(drop)
+    }
+
+    /// Waits until somebody listens on a port of its loopback.
+    pub(super) fn await_port(&self, port: u16) -> anyhow::Result<()> {
+        let connect = || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok();
+        wait_for(&format!("a listener on port {port} of {}", self.name()), GONE, || {
+            netns::inside(&self.netns(), connect)
+        })
     }
 
     /// Waits until its containerd answers.

@@ -1,5 +1,6 @@
 //! The demo: Adit's main job on two nodes of this machine, step by step, with what each party really saw.
 
+mod cluster;
 mod http;
 mod keep;
 mod kernel;
@@ -23,6 +24,9 @@ use crate::sys::{check_interrupt, note_interrupts};
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask demo", bin_name = "cargo xtask demo")]
 struct Options {
+    /// Show it on a real Kubernetes cluster of two nodes instead: installed by Helm, and uninstalled
+    #[arg(long, conflicts_with = "keep")]
+    cluster: bool,
     /// Leave it up at the end, with commands to try, until Enter or Ctrl-C
     #[arg(long)]
     keep: bool,
@@ -49,7 +53,11 @@ fn run(options: &Options) -> anyhow::Result<bool> {
     note_interrupts()?;
     let mut report = Report::new();
     let mut prefix = None;
-    let shown = show(options, &mut report, &mut prefix);
+    let shown = if options.cluster {
+        cluster::show(&mut report)
+    } else {
+        show(options, &mut report, &mut prefix)
+    };
     if let Some(prefix) = prefix {
         let left = residue(&prefix);
         let detail = if left.is_empty() {

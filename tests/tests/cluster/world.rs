@@ -14,14 +14,14 @@ static SHARED: LazyLock<Cluster> = LazyLock::new(|| {
 });
 
 /// A test's use of the cluster, in a namespace that is its own.
-pub struct World {
-    pub cluster: &'static Cluster,
-    pub namespace: String,
+pub(crate) struct World {
+    pub(crate) cluster: &'static Cluster,
+    pub(crate) namespace: String,
 }
 
 impl World {
     /// A namespace whose name begins with `name`.
-    pub fn new(name: &str) -> World {
+    pub(crate) fn new(name: &str) -> World {
         static COUNT: AtomicU32 = AtomicU32::new(1);
         let namespace = format!("{name}-{}", COUNT.fetch_add(1, Ordering::Relaxed));
         SHARED.namespace(&namespace, &[]).unwrap();

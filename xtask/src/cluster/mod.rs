@@ -10,7 +10,7 @@ use crate::{
     build,
     context::{Context, say},
     packages::{self, Need},
-    process::{self, cargo, command, run},
+    process::{cargo, command, run},
     test::{self, programs::Program, totals::Totals},
 };
 
@@ -167,12 +167,7 @@ fn root_only() -> Result<()> {
     Ok(())
 }
 
-/// Whether a failure to get ready is one of this run: in CI everything must run.
+/// Whether everything must run, and what cannot is a failure.
 pub(crate) fn is_ci() -> bool {
     env::var_os("CI").is_some_and(|value| value == "true")
-}
-
-/// Whether the cluster's programs are at hand, or can be built.
-pub(crate) fn is_possible(context: &Context) -> Result<bool> {
-    Ok(programs::find(context)?.is_some() || programs::are_on_path() || process::find("go").is_some())
 }

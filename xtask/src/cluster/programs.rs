@@ -66,8 +66,21 @@ pub(crate) fn find(context: &Context) -> Result<Option<PathBuf>> {
     Ok((!are_on_path() && all().all(|name| cached.join(name).is_file())).then_some(cached))
 }
 
+/// Whether they need not be built.
+pub(crate) fn are_at_hand(context: &Context) -> Result<bool> {
+    Ok(find(context)?.is_some() || are_on_path())
+}
+
+/// Why they can be neither found nor built.
+pub(crate) fn obstacle(context: &Context) -> Result<Option<String>> {
+    if are_at_hand(context)? {
+        return Ok(None);
+    }
+    Ok(go(context).err().map(|error| error.to_string()))
+}
+
 /// Whether `PATH` has all of them.
-pub(crate) fn are_on_path() -> bool {
+fn are_on_path() -> bool {
     all().all(|name| on_path(name).is_some())
 }
 

@@ -64,7 +64,7 @@ pub(crate) fn run_after(context: &Context, selection: &Selection, before: impl F
     }
     let vm_names = vm_names(selection);
     let (prepared, programs) = thread::scope(|scope| {
-        let preparing = scope.spawn(|| prepare(context, vm_names.is_some()));
+        let preparing = scope.spawn(|| prepare(context, selection, vm_names.is_some()));
         before();
         let programs = build_all(context);
         let prepared = preparing
@@ -139,7 +139,7 @@ pub(crate) fn behaviour(programs: &[Program]) -> Result<&Program> {
 }
 
 /// Fetches and installs, while the build runs.
-fn prepare(context: &Context, with_kernels: bool) -> Result<Prepared> {
+fn prepare(context: &Context, selection: &Selection, with_kernels: bool) -> Result<Prepared> {
     servers::applications(context)?;
     let envoy = servers::envoy(context)?;
     let kernels = if with_kernels {
@@ -147,16 +147,25 @@ fn prepare(context: &Context, with_kernels: bool) -> Result<Prepared> {
     } else {
         Vec::new()
     };
-    let cluster = if cluster::is_possible(context)? || cluster::is_ci() {
-        Cluster::Ready(cluster::prepare(context)?)
-    } else {
-        Cluster::Impossible("there is no Go to build it with; see `cargo xtask cluster build`".to_owned())
-    };
+    let cluster = prepare_cluster(context, selection)?;
     Ok(Prepared {
         envoy,
         cluster,
         kernels,
     })
+}
+
+/// What the tests on a cluster need. Who cannot build it tests the rest, but not in CI; and who asks for tests by name
+/// does not wait for what they may not need.
+fn prepare_cluster(context: &Context, selection: &Selection) -> Result<Cluster> {
+    if !selection.names.is_empty() && !cluster::programs::are_at_hand(context)? {
+        let why = "Kubernetes is not built yet; `cargo xtask cluster test NAMES` does that";
+        return Ok(Cluster::Impossible(why.to_owned()));
+    }
+    match cluster::programs::obstacle(context)? {
+        Some(why) if !cluster::is_ci() => Ok(Cluster::Impossible(why)),
+        _ => cluster::prepare(context).map(Cluster::Ready),
+    }
 }
 
 /// The names to run in the virtual machines; `None` for no virtual machine. Names that were asked for go there only
