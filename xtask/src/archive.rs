@@ -104,7 +104,9 @@ fn layer(entries: &[Entry]) -> Result<Vec<u8>> {
     let mut sorted: Vec<Entry> = entries.to_vec();
     let known: BTreeSet<&str> = entries.iter().map(|entry| entry.path.as_str()).collect();
     ensure!(known.len() == entries.len(), "a path is given twice");
-    let above = entries.iter().flat_map(|entry| Path::new(&entry.path).ancestors().skip(1));
+    let above = entries
+        .iter()
+        .flat_map(|entry| Path::new(&entry.path).ancestors().skip(1));
     let above: BTreeSet<&str> = above.filter_map(Path::to_str).filter(|path| !path.is_empty()).collect();
     sorted.extend(above.difference(&known).map(|path| Entry::folder(path, 0o755)));
     sorted.sort_by(|a, b| a.path.cmp(&b.path));
@@ -197,7 +199,10 @@ mod tests {
             let mut entry = entry.unwrap();
             assert_eq!(entry.header().mtime().unwrap(), 0);
             assert_eq!((entry.header().uid().unwrap(), entry.header().gid().unwrap()), (0, 0));
-            let (path, mode) = (entry.path().unwrap().display().to_string(), entry.header().mode().unwrap());
+            let (path, mode) = (
+                entry.path().unwrap().display().to_string(),
+                entry.header().mode().unwrap(),
+            );
             let mut contents = Vec::new();
             entry.read_to_end(&mut contents).unwrap();
             (path, mode, contents)
@@ -220,7 +225,10 @@ mod tests {
         let names: Vec<&str> = files.iter().map(|(name, ..)| name.as_str()).collect();
         assert_eq!(names, ["manifest.json", "config.json", "layer.tar"]);
         let config: Value = serde_json::from_slice(&files[1].2).unwrap();
-        assert_eq!(config["rootfs"]["diff_ids"][0], format!("sha256:{}", sha256(&files[2].2)));
+        assert_eq!(
+            config["rootfs"]["diff_ids"][0],
+            format!("sha256:{}", sha256(&files[2].2))
+        );
         assert_eq!(config["config"]["Entrypoint"], json!(["/thing"]));
         let manifest: Value = serde_json::from_slice(&files[0].2).unwrap();
         assert_eq!(manifest[0]["RepoTags"], json!(["localhost/thing:1"]));

@@ -50,7 +50,10 @@ pub(crate) fn make(context: &Context, options: &Options) -> Result<()> {
         step("build adit, the same wherever it is built", || reproducible(context))?
     };
     let program = fs::read(&program).with_context(|| format!("reading {}", program.display()))?;
-    ensure!(is_static(&program)?, "the program asks for a loader, which the image has not: it is not linked statically");
+    ensure!(
+        is_static(&program)?,
+        "the program asks for a loader, which the image has not: it is not linked statically"
+    );
     let path = context.target.join(format!("image/adit-{}.tar", version()));
     write_archive(&path, &image(context, tag.clone(), program))?;
     let bytes = fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
@@ -67,7 +70,10 @@ fn image(context: &Context, tag: String, program: Vec<u8>) -> Image {
     let mut labels = BTreeMap::from(
         [
             ("title", "adit"),
-            ("description", "The Adit node proxy, its certificate authority and the operator's commands"),
+            (
+                "description",
+                "The Adit node proxy, its certificate authority and the operator's commands",
+            ),
             ("version", version()),
             ("source", env!("CARGO_PKG_REPOSITORY")),
             ("licenses", "Apache-2.0"),
@@ -115,7 +121,11 @@ fn reproducible(context: &Context) -> Result<PathBuf> {
         None => Path::new(&env::var_os("HOME").context("neither CARGO_HOME nor HOME is set")?).join(".cargo"),
     };
     // The last that fits holds.
-    let remapped = [(cargo_home.as_path(), "/cargo"), (&context.root, "/adit"), (&target, "/target")];
+    let remapped = [
+        (cargo_home.as_path(), "/cargo"),
+        (&context.root, "/adit"),
+        (&target, "/target"),
+    ];
     let flags: Vec<String> = remapped
         .iter()
         .map(|(from, to)| format!("--remap-path-prefix={}={to}", from.display()))
@@ -131,10 +141,21 @@ fn reproducible(context: &Context) -> Result<PathBuf> {
         .env("CARGO_PROFILE_RELEASE_STRIP", "symbols")
         .env_remove("RUSTFLAGS")
         .env_remove("CARGO_ENCODED_RUSTFLAGS");
-    run(cargo.args(["build", "--release", "--locked", "--package", "adit", "--bin", "adit", "--config", &config]))?;
-    let folder = context.programs.strip_prefix(&context.target).with_context(|| {
-        format!("{} is not below the target folder", context.programs.display())
-    })?;
+    run(cargo.args([
+        "build",
+        "--release",
+        "--locked",
+        "--package",
+        "adit",
+        "--bin",
+        "adit",
+        "--config",
+        &config,
+    ]))?;
+    let folder = context
+        .programs
+        .strip_prefix(&context.target)
+        .with_context(|| format!("{} is not below the target folder", context.programs.display()))?;
     Ok(target.join(folder).join("adit"))
 }
 
@@ -144,7 +165,11 @@ fn stripped(context: &Context, program: &Path) -> Result<PathBuf> {
     let folder = context.target.join("image");
     fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
     let to = folder.join("adit");
-    run(command(context, "strip").arg("--strip-all").arg("-o").arg(&to).arg(program))?;
+    run(command(context, "strip")
+        .arg("--strip-all")
+        .arg("-o")
+        .arg(&to)
+        .arg(program))?;
     Ok(to)
 }
 
@@ -155,7 +180,10 @@ fn is_static(program: &[u8]) -> Result<bool> {
         let bytes = program.get(at..at + size).context("not a program in the format ELF")?;
         Ok(bytes.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte)))
     };
-    ensure!(program.starts_with(b"\x7fELF\x02\x01"), "not a little-endian ELF program for 64 bits");
+    ensure!(
+        program.starts_with(b"\x7fELF\x02\x01"),
+        "not a little-endian ELF program for 64 bits"
+    );
     let (table, size, count) = (word(32, 8)?, word(54, 2)?, word(56, 2)?);
     for index in 0..count {
         if word(usize::try_from(table + index * size)?, 4)? == u64::from(PT_INTERP) {

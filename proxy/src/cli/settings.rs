@@ -60,7 +60,7 @@ pub struct NodeSettings {
     pub node_name: String,
     /// The file of nodes, workloads, services and policies.
     pub mesh_file: PathBuf,
-    /// The cgroup that holds all pods.
+    /// The cgroup that holds all pods; `auto` where that is to be found out.
     pub pods_cgroup: PathBuf,
     /// What becomes of connects of pods that nobody has looked at yet.
     pub startup: StartupMode,
@@ -92,6 +92,10 @@ pub struct NodeSettings {
     pub max_streams: u32,
     /// Where the admin page listens: a loopback address.
     pub admin: SocketAddr,
+    /// Where metrics and readiness are served besides.
+    pub metrics: Option<SocketAddr>,
+    /// The Unix socket at which probes are answered.
+    pub probe_socket: Option<PathBuf>,
     /// The form of the access log; none where it is off.
     pub access_log: Option<LogFormat>,
     /// For which pods the kernel programs explain themselves.
@@ -146,6 +150,8 @@ impl TryFrom<NodeArgs> for NodeSettings {
             connection_window,
             max_streams: args.max_streams,
             admin: args.admin,
+            metrics: args.metrics,
+            probe_socket: args.probe_socket,
             access_log: (args.access_log == Switch::On).then_some(log_format),
             bpf_log: args.bpf_log,
         })
@@ -179,13 +185,7 @@ mod tests {
     }
 
     fn settings(more: &[&str]) -> Result<NodeSettings, SettingsError> {
-        let mut args = vec![
-            "node",
-            "--node-name=n",
-            "--mesh-file=/m",
-            "--ca-root=/r",
-            "--pods-cgroup=/c",
-        ];
+        let mut args = vec!["node", "--node-name=n", "--mesh-file=/m", "--ca-root=/r"];
         if !more.iter().any(|arg| arg.starts_with("--ca-address")) {
             args.push("--ca-address=https://ca:15012");
         }
