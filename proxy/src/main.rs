@@ -40,6 +40,14 @@ fn run(invocation: Invocation) -> anyhow::Result<()> {
             start(&args.log());
             control_runtime()?.block_on(cli::run_ca(*args))
         }
+        Invocation::Probe(args) => {
+            writeln!(std::io::stdout(), "{}", cli::probe(&args)?)?;
+            Ok(())
+        }
+        Invocation::Leave(args) => {
+            start(&args.log());
+            control_runtime()?.block_on(cli::run_leave(*args))
+        }
         Invocation::Version => {
             writeln!(std::io::stdout(), "{}", cli::version())?;
             Ok(())

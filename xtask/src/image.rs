@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     env, fs,
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
 };
 
@@ -55,6 +56,7 @@ pub(crate) fn make(context: &Context, options: &Options) -> Result<()> {
         "the program asks for a loader, which the image has not: it is not linked statically"
     );
     let path = context.target.join(format!("image/adit-{}.tar", version()));
+    context_for_a_registry(context, &program)?;
     write_archive(&path, &image(context, tag.clone(), program))?;
     let bytes = fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
     let size = bytes.len() as u64;
@@ -63,6 +65,16 @@ pub(crate) fn make(context: &Context, options: &Options) -> Result<()> {
     say(&format!("archive {}", path.display()));
     say(&format!("sha256  {}", sha256(&bytes)));
     Ok(())
+}
+
+/// The folder that `deploy/Containerfile` is given.
+fn context_for_a_registry(context: &Context, program: &[u8]) -> Result<()> {
+    let folder = context.target.join("image/context");
+    fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
+    let file = folder.join("adit");
+    fs::write(&file, program).with_context(|| format!("writing {}", file.display()))?;
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).with_context(|| format!("marking {}", file.display()))?;
+    fs::write(folder.join("nsswitch.conf"), NSSWITCH).context("writing nsswitch.conf")
 }
 
 /// The image of a program.

@@ -1,4 +1,5 @@
-//! The admin page's listener: loopback only, few connections, none of them idle for long.
+//! The listeners of admin page and metrics page: few connections, none of them idle for long; the admin page's is for
+//! loopback only.
 
 use std::future::Future;
 use std::io;
@@ -36,12 +37,22 @@ pub enum AdminError {
         /// Why.
         source: io::Error,
     },
+    /// The metrics page's address cannot be listened on.
+    #[error("cannot serve metrics on {address}; is another proxy running? --metrics sets another address")]
+    BindMetrics {
+        /// The address.
+        address: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
 }
 
-/// A listener on a loopback address.
+/// The listener of one of the pages.
 #[derive(Debug)]
 pub struct AdminListener {
     inner: TcpListener,
+    /// Whether peers must be on loopback, too.
+    loopback_only: bool,
     slots: Arc<Semaphore>,
     idle: Duration,
 }
@@ -55,11 +66,24 @@ impl AdminListener {
         let inner = TcpListener::bind(address)
             .await
             .map_err(|source| AdminError::Bind { address, source })?;
-        Ok(Self {
+        Ok(Self::new(inner, true))
+    }
+
+    /// Listens on any address: for the metrics page.
+    pub async fn bind_for_metrics(address: SocketAddr) -> Result<Self, AdminError> {
+        let inner = TcpListener::bind(address)
+            .await
+            .map_err(|source| AdminError::BindMetrics { address, source })?;
+        Ok(Self::new(inner, false))
+    }
+
+    fn new(inner: TcpListener, loopback_only: bool) -> Self {
+        Self {
             inner,
+            loopback_only,
             slots: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
             idle: IDLE,
-        })
+        }
     }
 
     /// The address, with the port that the kernel chose where 0 was asked for.
@@ -87,12 +111,12 @@ impl Listener for AdminListener {
             };
             match self.inner.accept().await {
                 // With route_localnet set, as some load-balancers do, neighbours on the link reach 127.0.0.1.
-                Ok((_, peer)) if !peer.ip().to_canonical().is_loopback() => {
+                Ok((_, peer)) if self.loopback_only && !peer.ip().to_canonical().is_loopback() => {
                     tracing::warn!(%peer, "refused a connection to the admin page from another host");
                 }
                 Ok((stream, peer)) => return (Limited::new(stream, self.idle, slot), peer),
                 Err(error) => {
-                    tracing::warn!(%error, "the admin page cannot accept a connection; it tries again in a second");
+                    tracing::warn!(%error, "cannot accept a connection to the admin or metrics page; trying again in a second");
                     sleep(Duration::from_secs(1)).await;
                 }
             }

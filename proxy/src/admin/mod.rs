@@ -1,7 +1,9 @@
 //! Readiness, metrics and state over HTTP, on loopback.
 //!
 //! Whoever reaches the page may read it and stop the proxy, so it is for this host alone: the listener is refused other
-//! addresses, peers must be on loopback, and a web page in a browser of this host gets nowhere.
+//! addresses, peers must be on loopback, and a web page in a browser of this host gets nowhere. Metrics and readiness alone
+//! may be served elsewhere, to be scraped; and readiness at a Unix socket, by which a probe asks one process rather than
+//! whichever of a node's has the address.
 
 mod guard;
 mod listener;
@@ -50,12 +52,36 @@ pub async fn serve(
         .await
 }
 
-fn router(state: AdminState) -> Router {
+/// Serves metrics and readiness, to anybody, until `shutdown` is ready.
+pub async fn serve_metrics(
+    listener: AdminListener,
+    state: AdminState,
+    shutdown: impl Future<Output = ()> + Send + 'static,
+) -> io::Result<()> {
+    axum::serve(listener, metrics_router(state))
+        .with_graceful_shutdown(shutdown)
+        .await
+}
+
+/// Serves readiness at a Unix socket, for good.
+pub async fn serve_probes(listener: tokio::net::UnixListener, state: AdminState) -> io::Result<()> {
+    axum::serve(listener, health_router().with_state(state)).await
+}
+
+fn health_router() -> Router<AdminState> {
     Router::new()
-        .route("/", get(index))
-        .route("/metrics", get(metrics))
         .route("/healthz/ready", get(ready))
         .route("/healthz/live", get(async || "live\n"))
+}
+
+fn metrics_router(state: AdminState) -> Router {
+    health_router().route("/metrics", get(metrics)).with_state(state)
+}
+
+fn router(state: AdminState) -> Router {
+    health_router()
+        .route("/", get(index))
+        .route("/metrics", get(metrics))
         .route("/debug/state", get(debug_state))
         .route("/quit", post(quit))
         .layer(middleware::from_fn(guard::only_this_host))

@@ -18,6 +18,9 @@ const TUNNEL_HEADING: &str = "Tunnel";
 const ADMIN_HEADING: &str = "Watching it";
 const COMMON_HEADING: &str = "Configuration and log";
 
+/// Find it out.
+pub(super) const AUTO: &str = "auto";
+
 /// The value of what a run needs, where nothing is run.
 const UNUSED: &str = "-";
 
@@ -92,9 +95,9 @@ pub struct NodeArgs {
           required = false, required_unless_present = "uninstall", default_value_if("uninstall", ArgPredicate::IsPresent, UNUSED))]
     pub(super) node_name: String,
 
-    /// The cgroup v2 directory below which the cgroups of all pods lie, such as /sys/fs/cgroup/kubepods.slice
-    #[arg(long, value_name = "PATH", env = "ADIT_PODS_CGROUP", help_heading = NODE_HEADING,
-          required = false, required_unless_present = "uninstall", default_value_if("uninstall", ArgPredicate::IsPresent, UNUSED))]
+    /// The cgroup v2 directory below which the cgroups of all pods lie. `auto` is what kubelets call it: kubepods.slice or
+    /// kubepods, below the mounted cgroup v2
+    #[arg(long, value_name = "PATH", env = "ADIT_PODS_CGROUP", help_heading = NODE_HEADING, default_value = AUTO)]
     pub(super) pods_cgroup: PathBuf,
 
     /// The folder of a bpffs in which maps and programs are kept while the proxy is away. It is made where it is
@@ -110,6 +113,11 @@ pub struct NodeArgs {
     /// Instead of running: lets all pods go, and removes whatever any version has left below --bpf-dir
     #[arg(long, help_heading = NODE_HEADING)]
     pub(super) uninstall: bool,
+
+    /// With --uninstall: does not end when it is done, but when it is told to stop; for a container that is not to be
+    /// started again
+    #[arg(long, requires = "uninstall", help_heading = NODE_HEADING)]
+    pub(super) stay: bool,
 
     /// What becomes of connects of a pod that has just been born, until it is enrolled or known not to be in the mesh
     #[arg(long, value_name = "MODE", env = "ADIT_STARTUP", help_heading = NODE_HEADING, default_value = "enforced")]
@@ -209,6 +217,16 @@ pub struct NodeArgs {
     #[arg(long, value_name = "ADDRESS", env = "ADIT_ADMIN", help_heading = ADMIN_HEADING,
           default_value = "127.0.0.1:15000")]
     pub(super) admin: SocketAddr,
+
+    /// Where metrics and readiness, and nothing else, are served to whoever may reach it, such as 10.0.0.1:15020. Nowhere
+    /// but on the admin page, where it is left out
+    #[arg(long, value_name = "ADDRESS", env = "ADIT_METRICS", help_heading = ADMIN_HEADING)]
+    pub(super) metrics: Option<SocketAddr>,
+
+    /// A Unix socket at which this very process answers `adit probe`. While one proxy takes over from another, the
+    /// admin page is the other's
+    #[arg(long, value_name = "PATH", env = "ADIT_PROBE_SOCKET", help_heading = ADMIN_HEADING)]
+    pub(super) probe_socket: Option<PathBuf>,
 
     /// Whether a line on standard output tells of each connection that has ended
     #[arg(long, value_name = "SWITCH", env = "ADIT_ACCESS_LOG", help_heading = ADMIN_HEADING, default_value = "on")]

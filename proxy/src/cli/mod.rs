@@ -7,9 +7,11 @@ mod drain;
 mod file;
 mod handover;
 mod keep;
+mod leave;
 mod logging;
 mod memory;
 pub mod node;
+mod probe;
 mod process;
 mod settings;
 mod source;
@@ -24,11 +26,14 @@ use thiserror::Error;
 
 use crate::steer;
 use handover::Predecessor;
+use node::StopSignals;
 
 pub use args::{LogArgs, NodeArgs};
 pub use ca::CaCommand;
 pub use file::FileError;
+pub use leave::LeaveArgs;
 pub use logging::{LogSettings, init_logging};
+pub use probe::{ProbeArgs, ProbeError, probe};
 pub use process::{Hardening, prepare_process};
 pub use settings::{CaClientSettings, NodeSettings, SettingsError};
 pub use source::{SourceArgs, SourceKind, SourceSettings};
@@ -43,6 +48,10 @@ pub enum Invocation {
     Uninstall(Uninstall),
     /// `adit ca` and what stands below it.
     Ca(Box<CaCommand>),
+    /// `adit probe`.
+    Probe(ProbeArgs),
+    /// `adit leave`.
+    Leave(Box<LeaveArgs>),
     /// `adit version`.
     Version,
     /// The child's part of the self-test of `adit node`.
@@ -65,6 +74,8 @@ pub struct Uninstall {
     pub bpf_dir: PathBuf,
     /// The folder of the socket at which a running proxy is heard.
     pub run_dir: PathBuf,
+    /// Whether the command ends only when it is told to.
+    pub stay: bool,
 }
 
 /// Why a command line, its environment and configuration file are not a runnable command.
@@ -99,9 +110,12 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, Cli
             log: args.log.into(),
             bpf_dir: args.bpf_dir,
             run_dir: args.run_dir,
+            stay: args.stay,
         })),
         Command::Node(args) => Ok(Invocation::Node(Box::new((*args).try_into()?))),
         Command::Ca(args) => Ok(Invocation::Ca(args)),
+        Command::Probe(args) => Ok(Invocation::Probe(args)),
+        Command::Leave(args) => Ok(Invocation::Leave(args)),
         Command::Version => Ok(Invocation::Version),
         Command::SelfTestConnect => Ok(Invocation::SelfTestConnect),
         Command::CaptureTest { cgroup, to } => Ok(Invocation::CaptureTest { cgroup, to }),
@@ -135,7 +149,10 @@ pub fn chain(error: &dyn std::error::Error) -> String {
 
 /// Runs `adit node --uninstall`.
 pub async fn uninstall(what: Uninstall) -> anyhow::Result<()> {
-    let Uninstall { bpf_dir, run_dir, .. } = what;
+    let Uninstall {
+        bpf_dir, run_dir, stay, ..
+    } = what;
+    let mut stop = StopSignals::install()?;
     if let Some(running) = Predecessor::find(&run_dir).await? {
         anyhow::bail!("{} would put everything back in its place; stop it first", running.name);
     }
@@ -144,7 +161,15 @@ pub async fn uninstall(what: Uninstall) -> anyhow::Result<()> {
     } else {
         tracing::info!("there is nothing of Adit at {}", bpf_dir.display());
     }
+    if stay {
+        stop.wait().await;
+    }
     Ok(())
+}
+
+/// Runs `adit leave`.
+pub async fn run_leave(args: LeaveArgs) -> anyhow::Result<()> {
+    leave::run(args).await
 }
 
 /// Runs `adit ca` or a command below it.
@@ -193,6 +218,10 @@ enum Command {
     Node(Box<NodeArgs>),
     /// Run the embedded certificate authority, or make a node's token
     Ca(Box<CaCommand>),
+    /// Ask the proxy of this container whether it is ready; fails where it is not
+    Probe(ProbeArgs),
+    /// Take Adit off all nodes of a cluster: what `helm uninstall` runs
+    Leave(Box<LeaveArgs>),
     /// Print the version
     Version,
     /// The child's part of the self-test of `adit node`
@@ -238,9 +267,29 @@ mod tests {
         let Err(CliError::Usage(error)) = parse(command_line(&NODE[..2])) else {
             panic!("accepted")
         };
-        for flag in ["--node-name", "--ca-address", "--ca-root", "--pods-cgroup"] {
+        for flag in ["--node-name", "--ca-address", "--ca-root"] {
             assert!(error.to_string().contains(flag), "{flag} is not named in: {error}");
         }
+    }
+
+    #[test]
+    fn the_pods_cgroup_is_found_out_where_it_is_not_given() {
+        let Ok(Invocation::Node(settings)) = parse(command_line(&NODE[..NODE.len() - 1])) else {
+            panic!("not a node")
+        };
+        assert_eq!(settings.pods_cgroup.to_str(), Some("auto"));
+    }
+
+    #[test]
+    fn staying_is_for_uninstalling() {
+        let parsed = parse(command_line(&["adit", "node", "--uninstall", "--stay"]));
+        assert!(matches!(
+            parsed,
+            Ok(Invocation::Uninstall(Uninstall { stay: true, .. }))
+        ));
+        let mut args = command_line(NODE);
+        args.push("--stay".into());
+        assert!(parse(args).is_err());
     }
 
     #[test]

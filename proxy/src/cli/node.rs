@@ -13,7 +13,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::admin_page::AdminPage;
-use super::args::StartupMode;
+use super::args::{AUTO, StartupMode};
 use super::drain::Drain;
 use super::handover::{Control, Predecessor, Turn};
 use super::keep::{Keeper, Kept};
@@ -51,8 +51,12 @@ const GONE_EVERY: Duration = Duration::from_secs(10);
 const LAST_LINES: Duration = Duration::from_secs(1);
 
 /// Runs the proxy of this node until it is told to stop and has drained.
-pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
+pub async fn run(mut settings: NodeSettings) -> anyhow::Result<()> {
     let started = Instant::now();
+    if settings.pods_cgroup.as_os_str() == AUTO {
+        settings.pods_cgroup = steer::find_pods_cgroup()?;
+        tracing::info!("the pods' cgroup is {}", settings.pods_cgroup.display());
+    }
     let mut stop = StopSignals::install()?;
     let readiness = Readiness::new();
     let starting = readiness.pending("kernel programs and self-test");
@@ -81,7 +85,10 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
             quit.send_replace(true);
         }),
     };
-    let admin = AdminPage::new(settings.admin, state);
+    let admin = AdminPage::new(settings.admin, settings.metrics, state);
+    if let Some(socket) = &settings.probe_socket {
+        admin.answer_probes(socket)?;
+    }
     // A predecessor has the admin page's address until it leaves.
     if predecessor.is_none() {
         admin.open().await?;

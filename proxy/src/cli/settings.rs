@@ -68,7 +68,7 @@ pub struct NodeSettings {
     pub node_name: String,
     /// Where nodes, workloads, services and policies are learned from.
     pub source: SourceSettings,
-    /// The cgroup that holds all pods.
+    /// The cgroup that holds all pods; `auto` where that is to be found out.
     pub pods_cgroup: PathBuf,
     /// What becomes of connects of pods that nobody has looked at yet.
     pub startup: StartupMode,
@@ -102,6 +102,10 @@ pub struct NodeSettings {
     pub max_streams: u32,
     /// Where the admin page listens: a loopback address.
     pub admin: SocketAddr,
+    /// Where metrics and readiness are served besides.
+    pub metrics: Option<SocketAddr>,
+    /// The Unix socket at which probes are answered.
+    pub probe_socket: Option<PathBuf>,
     /// The form of the access log; none where it is off.
     pub access_log: Option<LogFormat>,
     /// For which pods the kernel programs explain themselves.
@@ -161,6 +165,8 @@ impl TryFrom<NodeArgs> for NodeSettings {
             connection_window,
             max_streams: args.max_streams,
             admin: args.admin,
+            metrics: args.metrics,
+            probe_socket: args.probe_socket,
             access_log: (args.access_log == Switch::On).then_some(log_format),
             bpf_log: args.bpf_log,
             layout: args.layout,
@@ -196,13 +202,7 @@ mod tests {
     }
 
     fn settings(more: &[&str]) -> Result<NodeSettings, SettingsError> {
-        let mut args = vec![
-            "node",
-            "--node-name=n",
-            "--mesh-file=/m",
-            "--ca-root=/r",
-            "--pods-cgroup=/c",
-        ];
+        let mut args = vec!["node", "--node-name=n", "--mesh-file=/m", "--ca-root=/r"];
         if !more.iter().any(|arg| arg.starts_with("--ca-address")) {
             args.push("--ca-address=https://ca:15012");
         }

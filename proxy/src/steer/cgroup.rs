@@ -4,8 +4,12 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::process;
 
 use super::{SteerError, is_cgroup2};
+
+/// With the driver systemd, and with cgroupfs.
+const PODS_CGROUPS: [&str; 2] = ["kubepods.slice", "kubepods"];
 
 /// The kernel's id of a cgroup v2 directory, which is its inode number.
 pub fn cgroup_id(path: &Path) -> Result<u64, SteerError> {
@@ -28,7 +32,45 @@ pub fn own_cgroup_id() -> Result<u64, SteerError> {
     let own = read("/proc/self/cgroup")?;
     let relative =
         own_path(&own).ok_or_else(|| SteerError::OwnCgroup("/proc/self/cgroup names no cgroup v2".to_owned()))?;
-    cgroup_id(&mount.join(relative))
+    let (pid, named) = (process::id(), mount.join(relative));
+    if holds_process(&named, pid) {
+        return cgroup_id(&named);
+    }
+    // In a container, the path begins at the container's own cgroup, while the file system is the whole host's.
+    let found = find_below(&mount, &|folder| holds_process(folder, pid));
+    let found = found.ok_or_else(|| {
+        let mount = mount.display();
+        SteerError::OwnCgroup(format!(
+            "no cgroup below {mount} has the process {pid}: mount the host's, and use its PID namespace"
+        ))
+    })?;
+    cgroup_id(&found)
+}
+
+/// The cgroup that kubelets put their pods into, by the name that it has with either of their drivers.
+pub fn find_pods_cgroup() -> Result<PathBuf, SteerError> {
+    pods_cgroup_below(&mount_point()?)
+}
+
+fn pods_cgroup_below(mount: &Path) -> Result<PathBuf, SteerError> {
+    let candidates = PODS_CGROUPS.map(|name| mount.join(name));
+    let found = candidates.iter().find(|path| path.is_dir());
+    found.cloned().ok_or_else(|| SteerError::NoPodsCgroup(mount.to_owned()))
+}
+
+fn holds_process(cgroup: &Path, pid: u32) -> bool {
+    let pids = fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default();
+    pids.lines().any(|line| line.parse() == Ok(pid))
+}
+
+/// The first directory, `folder` or one below it, that fits.
+fn find_below(folder: &Path, fits: &dyn Fn(&Path) -> bool) -> Option<PathBuf> {
+    if fits(folder) {
+        return Some(folder.to_owned());
+    }
+    let entries = fs::read_dir(folder).ok()?.flatten();
+    let mut folders = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    folders.find_map(|entry| find_below(&entry.path(), fits))
 }
 
 fn read(path: &str) -> Result<String, SteerError> {
@@ -77,6 +119,29 @@ mod tests {
         );
         assert_eq!(own_path("0::/\n"), Some(""));
         assert_eq!(own_path("9:pids:/x\n"), None);
+    }
+
+    #[test]
+    fn the_pods_cgroup_is_found_by_either_drivers_name() {
+        for name in ["kubepods", "kubepods.slice"] {
+            let mount = tempfile::tempdir().unwrap();
+            let error = pods_cgroup_below(mount.path()).unwrap_err();
+            assert!(error.to_string().contains("--pods-cgroup"), "{error}");
+            fs::create_dir(mount.path().join(name)).unwrap();
+            assert_eq!(pods_cgroup_below(mount.path()).unwrap(), mount.path().join(name));
+        }
+    }
+
+    #[test]
+    fn a_process_is_found_where_its_cgroup_lists_it() {
+        let mount = tempfile::tempdir().unwrap();
+        let (other, own) = (mount.path().join("a/b"), mount.path().join("kubepods/pod1/c"));
+        for (folder, pids) in [(&other, "1\n123\n"), (&own, "7\n12\n")] {
+            fs::create_dir_all(folder).unwrap();
+            fs::write(folder.join("cgroup.procs"), pids).unwrap();
+        }
+        assert_eq!(find_below(mount.path(), &|folder| holds_process(folder, 12)), Some(own));
+        assert_eq!(find_below(mount.path(), &|folder| holds_process(folder, 2)), None);
     }
 
     #[test]

@@ -37,6 +37,12 @@ pub enum SteerError {
         /// What the kernel says.
         error: io::Error,
     },
+    /// No kubelet's cgroup of pods is there.
+    #[error(
+        "below {0} there is neither kubepods.slice nor kubepods: does a kubelet run here, and is the host's cgroup v2 mounted? \
+             --pods-cgroup names another directory"
+    )]
+    NoPodsCgroup(PathBuf),
     /// This process's own cgroup cannot be found.
     #[error("finding this process's own cgroup: {0}")]
     OwnCgroup(String),

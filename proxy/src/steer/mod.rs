@@ -35,7 +35,7 @@ use adit_common::{Config, Counter};
 use aya_obj::generated::{bpf_attach_type, bpf_prog_type};
 
 pub use attach::Prepared;
-pub use cgroup::{cgroup_id, own_cgroup_id};
+pub use cgroup::{cgroup_id, find_pods_cgroup, own_cgroup_id};
 pub use destroy::{OpenSocket, SockDiag};
 pub use direct::{DirectEnds, Losses, OpenDirect};
 pub use error::SteerError;

@@ -1,0 +1,227 @@
+//! The Helm chart: what values make of it. Needs Helm, in the folder `ADIT_K8S_BIN` or on `PATH`.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{env, fs};
+
+use serde_json::{Value, json};
+
+const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/chart/adit");
+
+fn helm() -> Command {
+    let named = env::var_os("ADIT_K8S_BIN").map(|folder| Path::new(&folder).join("helm"));
+    let program = named.filter(|program| program.is_file()).unwrap_or_else(|| PathBuf::from("helm"));
+    Command::new(program)
+}
+
+/// What `helm template` makes of these values, or what it says against them.
+fn render(values: &[&str]) -> Result<Vec<Value>, String> {
+    let mut command = helm();
+    command.args(["template", "adit", CHART, "--namespace=adit-system"]);
+    for value in values {
+        command.args(["--set", value]);
+    }
+    let output = command.output().unwrap_or_else(|error| panic!("starting {command:?}: {error}"));
+    if !output.status.success() {
+        return Err(String::from_utf8_lossy(&output.stderr).into_owned());
+    }
+    let text = String::from_utf8(output.stdout).unwrap();
+    let documents = text.split("\n---").map(|text| text.trim_start_matches("---"));
+    let documents = documents.map(|text| serde_saphyr::from_str(text).unwrap_or_else(|error| panic!("{error}:\n{text}")));
+    Ok(documents.filter(|document: &Value| !document.is_null()).collect())
+}
+
+fn find<'a>(documents: &'a [Value], kind: &str, name: &str) -> Option<&'a Value> {
+    documents.iter().find(|document| document["kind"] == kind && document["metadata"]["name"] == name)
+}
+
+fn args<'a>(documents: &'a [Value], kind: &str, name: &str) -> Vec<&'a str> {
+    let object = find(documents, kind, name).unwrap_or_else(|| panic!("no {kind} {name}"));
+    let args = object["spec"]["template"]["spec"]["containers"][0]["args"].as_array().unwrap();
+    args.iter().filter_map(Value::as_str).collect()
+}
+
+#[test]
+fn values_become_flags() {
+    for (values, kind, name, present, absent) in [
+        (
+            &[][..],
+            "DaemonSet",
+            "adit-node",
+            &[
+                "--source=kubernetes",
+                "--enrolment-label=mesh.adit/mode=enabled",
+                "--root-namespace=adit-system",
+                "--ca-address=https://adit-ca.adit-system.svc:15012",
+                "--pods-cgroup=auto",
+                "--kubelet-cgroup=auto",
+                "--startup=enforced",
+                "--drain-deadline=600s",
+                "--access-log=on",
+                "--metrics=$(NODE_ADDRESS):15020",
+            ][..],
+            &["--cluster-ranges=", "--ca-server-name=adit-ca.adit-system.svc"][..],
+        ),
+        (
+            &[
+                "enrolment.label=istio.io/dataplane-mode=ambient",
+                "clusterRanges={10.0.0.0/8,fd00::/8}",
+                "kubelet.cgroup=",
+                "accessLog=false",
+                "drainDeadlineSeconds=30",
+                "ca.clusterIP=10.96.0.15",
+                "metrics.address=[::]",
+                "node.extraArgs={--workers=4}",
+            ],
+            "DaemonSet",
+            "adit-node",
+            &[
+                "--enrolment-label=istio.io/dataplane-mode=ambient",
+                "--cluster-ranges=10.0.0.0/8,fd00::/8",
+                "--access-log=off",
+                "--drain-deadline=30s",
+                "--ca-address=https://10.96.0.15:15012",
+                "--ca-server-name=adit-ca.adit-system.svc",
+                "--metrics=[::]:15020",
+                "--workers=4",
+            ],
+            &["--kubelet-cgroup=", "--kubelet-cgroup=auto"],
+        ),
+        (
+            &["ca.enabled=false", "externalCA.address=https://istiod.istio-system.svc:15012"],
+            "DaemonSet",
+            "adit-node",
+            &[
+                "--ca-address=https://istiod.istio-system.svc:15012",
+                "--ca-root=/var/run/secrets/adit-ca-root/root-cert.pem",
+            ],
+            &["--ca-address=https://adit-ca.adit-system.svc:15012"],
+        ),
+        (
+            &["ca.existingSecret=cacerts", "trustDomain=example.org"],
+            "Deployment",
+            "adit-ca",
+            &[
+                "--source=kubernetes",
+                "--trust-domain=example.org",
+                "--namespace=adit-system",
+                "--node-proxy=adit-system/adit-node",
+                "--intermediate-secret=cacerts",
+            ],
+            &[],
+        ),
+    ] {
+        let documents = render(values).unwrap();
+        let args = args(&documents, kind, name);
+        for flag in present {
+            assert!(args.contains(flag), "{values:?}: {flag} is missing: {args:?}");
+        }
+        for flag in absent {
+            assert!(!args.contains(flag), "{values:?}: {flag} is there: {args:?}");
+        }
+    }
+}
+
+#[test]
+fn values_shape_the_pods() {
+    for (value, kind, name, pointer, expected) in [
+        ("drainDeadlineSeconds=30", "DaemonSet", "adit-node", "/spec/template/spec/terminationGracePeriodSeconds", json!(60)),
+        ("node.maxSurge=25%", "DaemonSet", "adit-node", "/spec/updateStrategy/rollingUpdate", json!({ "maxSurge": "25%", "maxUnavailable": 0 })),
+        ("cgroupRoot=/sys/fs/cgroup/unified", "DaemonSet", "adit-node", "/spec/template/spec/volumes/0/hostPath/path", json!("/sys/fs/cgroup/unified")),
+        ("image.tag=2", "DaemonSet", "adit-node", "/spec/template/spec/containers/0/image", json!("localhost/adit:2")),
+        ("image.tag=2", "DaemonSet", "adit-uninstall", "/spec/template/spec/initContainers/0/image", json!("localhost/adit:2")),
+        ("ca.replicas=3", "Deployment", "adit-ca", "/spec/replicas", json!(3)),
+        ("ca.clusterIP=10.96.0.15", "Service", "adit-ca", "/spec/clusterIP", json!("10.96.0.15")),
+    ] {
+        let documents = render(&[value]).unwrap();
+        let object = find(&documents, kind, name).unwrap_or_else(|| panic!("{value}: no {kind} {name}"));
+        assert_eq!(object.pointer(pointer), Some(&expected), "{value}: {kind} {name} {pointer}");
+    }
+}
+
+#[test]
+fn parts_come_and_go_with_their_values() {
+    for (values, kind, name, there) in [
+        (&[][..], "Deployment", "adit-ca", true),
+        (&["ca.enabled=false", "externalCA.address=https://ca:1"], "Deployment", "adit-ca", false),
+        (&["ca.enabled=false", "externalCA.address=https://ca:1"], "ClusterRole", "adit-ca", false),
+        (&[], "PodDisruptionBudget", "adit-ca", true),
+        (&["ca.replicas=1"], "PodDisruptionBudget", "adit-ca", false),
+        (&[], "Service", "adit-node-metrics", true),
+        (&["metrics.enabled=false"], "Service", "adit-node-metrics", false),
+        (&[], "PodMonitor", "adit", false),
+        (&["metrics.podMonitor.enabled=true"], "PodMonitor", "adit", true),
+        (&[], "PrometheusRule", "adit", false),
+        (&["metrics.rules.enabled=true"], "PrometheusRule", "adit", true),
+        (&[], "DaemonSet", "adit-uninstall", true),
+        (&["uninstall.enabled=false"], "DaemonSet", "adit-uninstall", false),
+        (&[], "ValidatingAdmissionPolicy", "adit-node-status", true),
+    ] {
+        let documents = render(values).unwrap();
+        assert_eq!(find(&documents, kind, name).is_some(), there, "{values:?}: {kind} {name}");
+    }
+}
+
+#[test]
+fn values_that_mean_nothing_are_refused() {
+    for (value, told) in [
+        ("startup=never", "startup"),
+        ("nonsense=1", "nonsense"),
+        ("node.nonsense=1", "nonsense"),
+        ("enrolment.label=enabled", "enrolment/label"),
+        ("cgroupRoot=sys", "cgroupRoot"),
+        ("drainDeadlineSeconds=-1", "drainDeadlineSeconds"),
+        ("ca.replicas=0", "replicas"),
+        ("ca.enabled=false", "externalCA.address"),
+        ("metrics.port=0", "port"),
+        ("clusterRanges={10.0.0.1}", "clusterRanges"),
+    ] {
+        let error = render(&[value]).expect_err(value);
+        assert!(error.contains(told), "{value}: {error}");
+    }
+}
+
+/// No pod of Adit is privileged, or may write to its image.
+#[test]
+fn no_container_is_privileged() {
+    let documents = render(&[]).unwrap();
+    let mut seen = 0;
+    for object in &documents {
+        let pod = &object["spec"]["template"]["spec"];
+        for container in ["containers", "initContainers"].iter().filter_map(|key| pod[key].as_array()).flatten() {
+            let security = &container["securityContext"];
+            let name = &object["metadata"]["name"];
+            assert_ne!(security["privileged"], true, "{name}");
+            assert_eq!(security["readOnlyRootFilesystem"], true, "{name}");
+            assert_eq!(security["capabilities"]["drop"], json!(["ALL"]), "{name}");
+            assert_eq!(security["seccompProfile"]["type"], "RuntimeDefault", "{name}");
+            seen += 1;
+        }
+    }
+    assert!(seen >= 6, "{seen}");
+}
+
+/// Only what is run on uninstalling is a hook, and all of it is taken away afterwards.
+#[test]
+fn hooks_are_for_uninstalling_and_leave_nothing() {
+    let documents = render(&[]).unwrap();
+    for object in &documents {
+        let (name, annotations) = (object["metadata"]["name"].as_str().unwrap(), &object["metadata"]["annotations"]);
+        if name.starts_with("adit-uninstall") {
+            assert_eq!(annotations["helm.sh/hook"], "pre-delete", "{name}");
+            assert_eq!(annotations["helm.sh/hook-delete-policy"], "before-hook-creation,hook-succeeded", "{name}");
+        } else {
+            assert!(annotations["helm.sh/hook"].is_null(), "{name}");
+        }
+    }
+}
+
+/// Every value is explained, and the schema knows it.
+#[test]
+fn the_linter_finds_nothing() {
+    let output = helm().args(["lint", "--strict", CHART]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    let version = env!("CARGO_PKG_VERSION");
+    let chart = fs::read_to_string(Path::new(CHART).join("Chart.yaml")).unwrap();
+    assert!(chart.contains(&format!("\nversion: {version}\nappVersion: {version}\n")), "the chart is of another version");
+}
