@@ -1,4 +1,5 @@
-//! The admin page's listener: loopback only, few connections, none of them idle for long.
+//! The admin page's listener: few connections, none of them idle for long, and from loopback only where the page tells
+//! more than anybody may know.
 
 use std::future::Future;
 use std::io;
@@ -29,7 +30,7 @@ pub enum AdminError {
     )]
     NotLoopback(SocketAddr),
     /// The address cannot be listened on.
-    #[error("cannot serve the admin page on {address}; is another proxy running? --admin sets another address")]
+    #[error("cannot serve the admin page on {address}; is another proxy running? --admin, of adit ca --health, sets another address")]
     Bind {
         /// The address.
         address: SocketAddr,
@@ -38,10 +39,11 @@ pub enum AdminError {
     },
 }
 
-/// A listener on a loopback address.
+/// A listener for few connections.
 #[derive(Debug)]
 pub struct AdminListener {
     inner: TcpListener,
+    loopback_only: bool,
     slots: Arc<Semaphore>,
     idle: Duration,
 }
@@ -52,11 +54,21 @@ impl AdminListener {
         if !address.ip().is_loopback() {
             return Err(AdminError::NotLoopback(address));
         }
+        Self::listen(address, true).await
+    }
+
+    /// Listens on any address, for a page that tells and does nothing that not everybody may know and do.
+    pub async fn bind_anywhere(address: SocketAddr) -> Result<Self, AdminError> {
+        Self::listen(address, false).await
+    }
+
+    async fn listen(address: SocketAddr, loopback_only: bool) -> Result<Self, AdminError> {
         let inner = TcpListener::bind(address)
             .await
             .map_err(|source| AdminError::Bind { address, source })?;
         Ok(Self {
             inner,
+            loopback_only,
             slots: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
             idle: IDLE,
         })
@@ -87,7 +99,7 @@ impl Listener for AdminListener {
             };
             match self.inner.accept().await {
                 // With route_localnet set, as some load-balancers do, neighbours on the link reach 127.0.0.1.
-                Ok((_, peer)) if !peer.ip().to_canonical().is_loopback() => {
+                Ok((_, peer)) if self.loopback_only && !peer.ip().to_canonical().is_loopback() => {
                     tracing::warn!(%peer, "refused a connection to the admin page from another host");
                 }
                 Ok((stream, peer)) => return (Limited::new(stream, self.idle, slot), peer),

@@ -1,15 +1,11 @@
 //! `adit ca` and `adit ca token`.
 
-use std::sync::Arc;
-
 use clap::{Args, Subcommand};
 
 use super::args::LogArgs;
 use super::logging::LogSettings;
 use super::node::StopSignals;
 use crate::ca;
-use crate::identity::SpiffeId;
-use crate::mesh::MeshHandle;
 use crate::mesh::source::FileSource;
 
 /// `adit ca` and the command below it.
@@ -48,16 +44,13 @@ pub(super) async fn run(command: CaCommand) -> anyhow::Result<()> {
 async fn serve(args: ca::CaArgs) -> anyhow::Result<()> {
     let mut stop = StopSignals::install()?;
     let source = FileSource::open(&args.mesh)?;
-    let placement = Arc::new(MeshPlacement(source.mesh()));
+    let surroundings = ca::Surroundings {
+        mesh: source.mesh(),
+        synced: Box::pin(async {}),
+        client: None,
+        cluster_domain: "cluster.local".into(),
+        trust_domain: args.trust_domain.clone(),
+    };
     tokio::spawn(source.watch());
-    ca::run(args, placement, async move { stop.wait().await }).await
-}
-
-/// Where identities may be used, according to the mesh.
-struct MeshPlacement(MeshHandle);
-
-impl ca::Placement for MeshPlacement {
-    fn runs_on(&self, identity: &SpiffeId, node: &str) -> bool {
-        self.0.load().runs_on(identity, node)
-    }
+    ca::run(args, surroundings, async move { stop.wait().await }).await
 }

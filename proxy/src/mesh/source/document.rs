@@ -248,6 +248,7 @@ impl Builder {
                 name,
                 zone,
                 addresses: addresses(&spec.addresses)?,
+                ranges: Vec::new(),
             });
         }
         Ok(())
