@@ -19,13 +19,15 @@ use super::handover::{Control, Predecessor, Turn};
 use super::keep::{Keeper, Kept};
 use super::memory;
 use super::settings::NodeSettings;
+use super::source::Source;
 use super::values::BpfLog;
 use crate::admin::{AdminState, Readiness, StateSections};
 use crate::dataplane::{Dataplane, DataplaneSettings, DirectConnections, Verdicts, Workers};
 use crate::hbone::HboneSettings;
 use crate::identity::{CaClient, CaSettings, CertStore, IdentityLease, StoreSettings};
 use crate::mesh::MeshHandle;
-use crate::mesh::source::{FileSource, StatusHandle};
+use crate::mesh::source::StatusHandle;
+use crate::mesh::source::kubernetes::View;
 use crate::node::{self, Births, Enrolment, LocalPods};
 use crate::steer::{self, KubeletSettings, LogScope, Prepared, Startup, SteerError, SteerSettings, Steering};
 use crate::telemetry::{Telemetry, TelemetrySettings};
@@ -53,8 +55,8 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
     if let Some(predecessor) = &predecessor {
         tracing::info!("to take over from {}", predecessor.name);
     }
-    let source = FileSource::open(&settings.mesh_file)?;
-    let (mesh, source_status) = (source.mesh(), source.status());
+    let source = Source::open(&settings.source, View::Node(settings.node_name.clone())).await?;
+    let (mesh, source_status, synced) = (source.mesh(), source.status(), source.synced());
     let certs = cert_store(&settings)?;
     let telemetry_settings = TelemetrySettings {
         access_log: settings.access_log,
@@ -78,6 +80,12 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
         admin.open().await?;
     }
     tokio::spawn(source.watch());
+    // Pods stay as they are until it is known what they should be.
+    let unread = readiness.pending("the state of the mesh");
+    tokio::select! {
+        () = synced.wait() => unread.done(),
+        () = stop.wait() => return Ok(()),
+    }
 
     let prepared = prepare_steering(&settings).await?;
     let (adopts, pods_cgroup) = (prepared.adopts(), settings.pods_cgroup.clone());

@@ -24,6 +24,7 @@ pub(super) fn workload(namespace: &str, name: &str, account: &str) -> Workload {
         policies: Vec::new(),
         ready: true,
         netns: None,
+        pod: None,
     }
 }
 
