@@ -44,17 +44,9 @@ pub struct CaArgs {
     /// names of the Service adit-ca, else adit-ca.adit-system.svc, localhost and its addresses]
     #[arg(long = "name", env = "ADIT_CA_NAMES", value_name = "NAME", value_delimiter = ',')]
     pub names: Vec<String>,
-    /// The trust domain to sign for.
-    #[arg(
-        long,
-        env = "ADIT_CA_TRUST_DOMAIN",
-        value_name = "NAME",
-        default_value = "cluster.local"
-    )]
-    pub trust_domain: TrustDomain,
-    /// The mesh file: which workloads run on which node. Read again when it changes.
+    /// The same as --mesh-file.
     #[arg(long, env = "ADIT_CA_MESH", value_name = "FILE")]
-    pub mesh: PathBuf,
+    pub mesh: Option<PathBuf>,
     /// JSON Web Key Set file to verify callers' tokens with. Read again when it changes.
     #[arg(
         long,

@@ -251,6 +251,7 @@ impl State {
             name: Arc::clone(&name),
             zone: self.strings.share(&node.zone),
             addresses: node.addresses,
+            ranges: node.pod_ranges.clone(),
         };
         let kept = Kept {
             uid: node.uid,
