@@ -30,7 +30,9 @@ pub enum AdminError {
     )]
     NotLoopback(SocketAddr),
     /// The address cannot be listened on.
-    #[error("cannot serve the admin page on {address}; is another proxy running? --admin, of adit ca --health, sets another address")]
+    #[error(
+        "cannot serve the admin page on {address}; is another proxy running? --admin, of adit ca --health, sets another address"
+    )]
     Bind {
         /// The address.
         address: SocketAddr,

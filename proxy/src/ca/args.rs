@@ -98,7 +98,12 @@ pub struct CaArgs {
     )]
     pub root_config_map: String,
     /// In a cluster: whether a call must come from an address of its caller's node.
-    #[arg(long, env = "ADIT_CA_CHECK_CALLER_ADDRESS", value_name = "SWITCH", default_value = "on")]
+    #[arg(
+        long,
+        env = "ADIT_CA_CHECK_CALLER_ADDRESS",
+        value_name = "SWITCH",
+        default_value = "on"
+    )]
     pub check_caller_address: Switch,
     /// In a cluster: addresses from which the proxy of any node may call, where the network rewrites them.
     #[arg(long, env = "ADIT_CA_CALLER_RANGES", value_name = "CIDR", value_delimiter = ',')]

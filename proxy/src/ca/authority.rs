@@ -114,7 +114,12 @@ impl Authority {
         let folder = Folder::open(dir)?;
         let root = open_root(&folder, trust_domain, now)?;
         let kept = match folder.read_private(INTERMEDIATE_FILE)? {
-            Some(content) => Some(parse_file(&folder, INTERMEDIATE_FILE, &content, Some(&root.certificate))?),
+            Some(content) => Some(parse_file(
+                &folder,
+                INTERMEDIATE_FILE,
+                &content,
+                Some(&root.certificate),
+            )?),
             None => None,
         };
         let intermediate = match kept.filter(|kept| !kept.is_due(now)) {
@@ -150,11 +155,7 @@ impl Authority {
     }
 
     /// An authority that signs by somebody else's intermediate, which is kept at `place`.
-    pub fn from_provided(
-        place: &str,
-        provided: Provided,
-        trust_domain: &TrustDomain,
-    ) -> Result<Self, AuthorityError> {
+    pub fn from_provided(place: &str, provided: Provided, trust_domain: &TrustDomain) -> Result<Self, AuthorityError> {
         check_provided(place, &provided, trust_domain)?;
         Ok(Self {
             trust_domain: trust_domain.clone(),
@@ -216,7 +217,9 @@ impl Authority {
         let both = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         let signing = self.signing(now)?;
         let (leaf, serial, not_after) = signing.signer.sign_leaf(public_key, names, both, ttl, now)?;
-        let chain = std::iter::once(leaf.pem()).chain(signing.chain.iter().cloned()).collect();
+        let chain = std::iter::once(leaf.pem())
+            .chain(signing.chain.iter().cloned())
+            .collect();
         Ok(SignedCertificate {
             chain,
             serial,
@@ -338,12 +341,7 @@ fn open_root(folder: &Folder, trust_domain: &TrustDomain, now: SystemTime) -> Re
     Ok(root)
 }
 
-fn check_root(
-    place: &str,
-    root: &Signer,
-    trust_domain: &TrustDomain,
-    now: SystemTime,
-) -> Result<(), AuthorityError> {
+fn check_root(place: &str, root: &Signer, trust_domain: &TrustDomain, now: SystemTime) -> Result<(), AuthorityError> {
     let found = signer::trust_domain_of(&root.certificate);
     if found.as_deref() != Some(&format!("spiffe://{trust_domain}")) {
         return Err(AuthorityError::TrustDomain {
@@ -389,7 +387,12 @@ fn renew_in_folder(
     let content = root.make_intermediate(trust_domain, now)?;
     folder.replace(INTERMEDIATE_FILE, &content, PRIVATE)?;
     tracing::info!(%trust_domain, "made a new intermediate");
-    Ok(parse_file(folder, INTERMEDIATE_FILE, &content, Some(&root.certificate))?)
+    Ok(parse_file(
+        folder,
+        INTERMEDIATE_FILE,
+        &content,
+        Some(&root.certificate),
+    )?)
 }
 
 fn intermediate_in_memory(
@@ -400,4 +403,67 @@ fn intermediate_in_memory(
     let content = root.make_intermediate(trust_domain, now)?;
     tracing::info!(%trust_domain, "made a new intermediate");
     Signer::parse(&content, &content, Some(&root.certificate)).map_err(AuthorityError::Sign)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ca::csr;
+    use crate::identity::{Certificate, PrivateKey};
+
+    fn domain() -> TrustDomain {
+        TrustDomain::parse("cluster.local").unwrap()
+    }
+
+    fn from_root(pem: &[u8]) -> Result<Authority, AuthorityError> {
+        Authority::from_root("the Secret", pem, pem, &domain())
+    }
+
+    /// A certificate as a node proxy takes it.
+    fn certificate(authority: &Authority) -> Certificate {
+        let id = SpiffeId::parse("spiffe://cluster.local/ns/shop/sa/cart").unwrap();
+        let key = PrivateKey::generate().unwrap();
+        let public_key = csr::public_key(&key.request(&id).unwrap()).unwrap();
+        let signed = authority.sign(&id, &public_key, Duration::from_secs(600)).unwrap();
+        Certificate::new(&id, &signed.chain, key).unwrap()
+    }
+
+    #[test]
+    fn two_replicas_of_one_root_sign_by_intermediates_of_their_own_under_the_same_root() {
+        let root = Authority::new_root(&domain()).unwrap();
+        let [one, two] = [from_root(&root).unwrap(), from_root(&root).unwrap()];
+        assert_eq!(one.root_pem(), two.root_pem());
+        assert!(String::from_utf8_lossy(&root).contains(one.root_pem()));
+        let intermediate = |authority: &Authority| lock(&authority.signing).signer.pem.clone();
+        assert_ne!(intermediate(&one), intermediate(&two));
+        certificate(&one);
+        certificate(&two);
+    }
+
+    #[test]
+    fn a_root_of_another_trust_domain_or_without_its_key_is_refused() {
+        let foreign = Authority::new_root(&TrustDomain::parse("elsewhere").unwrap()).unwrap();
+        assert!(matches!(from_root(&foreign), Err(AuthorityError::TrustDomain { .. })));
+        assert!(matches!(from_root(b"nothing"), Err(AuthorityError::Unsound { .. })));
+    }
+
+    #[test]
+    fn a_provided_intermediate_signs_and_is_replaced_only_below_the_same_root() {
+        let provided = |root: &Authority| {
+            let Keeping::Root { root } = &root.keeping else {
+                panic!()
+            };
+            let made = root.make_intermediate(&domain(), SystemTime::now()).unwrap();
+            Provided::parse(&made, &made, root.pem.as_bytes(), None, SystemTime::now()).unwrap()
+        };
+        let [root, other] = [(); 2].map(|()| from_root(&Authority::new_root(&domain()).unwrap()).unwrap());
+        let authority = Authority::from_provided("the Secret", provided(&root), &domain()).unwrap();
+        assert_eq!(authority.root_pem(), root.root_pem());
+        assert!(authority.root_key().is_none());
+        certificate(&authority);
+        authority.replace_provided("the Secret", provided(&root)).unwrap();
+        certificate(&authority);
+        assert!(authority.replace_provided("the Secret", provided(&other)).is_err());
+        certificate(&authority);
+    }
 }

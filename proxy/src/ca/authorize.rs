@@ -255,8 +255,8 @@ fn is_of_its_network(node: &Node, peer: IpAddr, mesh: &Mesh) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mesh::{MeshParts, Protocol, Workload};
     use crate::mesh::test_workload as workload;
+    use crate::mesh::{MeshParts, Protocol, Workload};
 
     const CART: &str = "spiffe://cluster.local/ns/shop/sa/cart";
     const TILL: &str = "spiffe://cluster.local/ns/shop/sa/till";

@@ -36,7 +36,10 @@ pub async fn serve_health(address: SocketAddr, readiness: Readiness, counts: &Co
 
 fn router(readiness: Readiness, counts: &Counts) -> Router {
     Router::new()
-        .route("/healthz/ready", get(async |State(page): State<Page>| readiness_page(&page.readiness)))
+        .route(
+            "/healthz/ready",
+            get(async |State(page): State<Page>| readiness_page(&page.readiness)),
+        )
         .route("/healthz/live", get(async || "live\n"))
         .route("/metrics", get(metrics))
         .with_state(Page {
@@ -47,7 +50,11 @@ fn router(readiness: Readiness, counts: &Counts) -> Router {
 
 async fn metrics(State(page): State<Page>, headers: HeaderMap) -> Response {
     let (exposition, content_type) = exposition(&headers);
-    ([(header::CONTENT_TYPE, content_type)], encode(&page.registry, exposition)).into_response()
+    (
+        [(header::CONTENT_TYPE, content_type)],
+        encode(&page.registry, exposition),
+    )
+        .into_response()
 }
 
 #[cfg(test)]
@@ -72,19 +79,27 @@ mod tests {
     async fn probes_and_prometheus_get_their_answers_under_any_host_name() {
         let (readiness, counts) = (Readiness::new(), Counts::default());
         let pending = readiness.pending("the watch of pods");
-        let listener = AdminListener::bind_anywhere("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let listener = AdminListener::bind_anywhere("127.0.0.1:0".parse().unwrap())
+            .await
+            .unwrap();
         let address = listener.local_addr().unwrap();
         tokio::spawn(axum::serve(listener, router(readiness, &counts)).into_future());
         counts.issued(SystemTime::UNIX_EPOCH);
         counts.refused("not_on_node");
 
         let not_ready = get_page(address, "/healthz/ready").await;
-        assert!(not_ready.starts_with("HTTP/1.1 503") && not_ready.contains("the watch of pods"), "{not_ready}");
+        assert!(
+            not_ready.starts_with("HTTP/1.1 503") && not_ready.contains("the watch of pods"),
+            "{not_ready}"
+        );
         pending.done();
         assert!(get_page(address, "/healthz/ready").await.starts_with("HTTP/1.1 200"));
         assert!(get_page(address, "/healthz/live").await.starts_with("HTTP/1.1 200"));
         let metrics = get_page(address, "/metrics").await;
         assert!(metrics.contains("adit_ca_certificates_issued_total 1"), "{metrics}");
-        assert!(metrics.contains("adit_ca_certificates_refused_total{reason=\"not_on_node\"} 1"), "{metrics}");
+        assert!(
+            metrics.contains("adit_ca_certificates_refused_total{reason=\"not_on_node\"} 1"),
+            "{metrics}"
+        );
     }
 }

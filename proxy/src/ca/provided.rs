@@ -135,3 +135,157 @@ fn try_signing(signer: &Signer, now: SystemTime) -> Result<(), String> {
         Err("what it signs does not verify: its name is written in a form that is not supported".into())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use rcgen::{
+        BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyUsagePurpose,
+        PKCS_ECDSA_P256_SHA256, PKCS_ECDSA_P384_SHA384, PKCS_RSA_SHA256, SignatureAlgorithm,
+    };
+
+    use super::*;
+
+    struct Made {
+        issuer: Issuer<'static, KeyPair>,
+        pem: String,
+        key: String,
+    }
+
+    fn make(name: &str, algorithm: &'static SignatureAlgorithm, is_ca: IsCa, days: i64, above: Option<&Made>) -> Made {
+        let pair = KeyPair::generate_for(algorithm).unwrap();
+        let mut params = CertificateParams::default();
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.is_ca = is_ca;
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        let now = time::OffsetDateTime::now_utc();
+        params.not_before = now - time::Duration::days(30);
+        params.not_after = now + time::Duration::days(days);
+        let pem = match above {
+            Some(above) => params.signed_by(&pair, &above.issuer).unwrap().pem(),
+            None => params.self_signed(&pair).unwrap().pem(),
+        };
+        Made {
+            key: pair.serialize_pem(),
+            pem,
+            issuer: Issuer::new(params, pair),
+        }
+    }
+
+    fn ca(depth: u8) -> IsCa {
+        IsCa::Ca(BasicConstraints::Constrained(depth))
+    }
+
+    fn parse(certificate: &str, key: &str, roots: &str, chain: Option<&str>) -> Result<Provided, String> {
+        let chain = chain.map(str::as_bytes);
+        Provided::parse(
+            certificate.as_bytes(),
+            key.as_bytes(),
+            roots.as_bytes(),
+            chain,
+            SystemTime::now(),
+        )
+    }
+
+    #[test]
+    fn an_intermediate_with_every_kind_of_key_is_taken_with_what_is_above_it() {
+        let root = make("root", &PKCS_RSA_SHA256, ca(2), 300, None);
+        let upper = make("upper", &PKCS_ECDSA_P384_SHA384, ca(1), 300, Some(&root));
+        for algorithm in [&PKCS_ECDSA_P256_SHA256, &PKCS_ECDSA_P384_SHA384, &PKCS_RSA_SHA256] {
+            let lower = make("lower", algorithm, ca(0), 90, Some(&upper));
+            // As Istio has it, as cert-manager has it, and with the root too.
+            for chain in [
+                [&*lower.pem, &*upper.pem].concat(),
+                upper.pem.clone(),
+                [&*lower.pem, &*upper.pem, &*root.pem].concat(),
+            ] {
+                let provided = parse(&lower.pem, &lower.key, &root.pem, Some(&chain)).unwrap();
+                assert_eq!(provided.above_pem, [upper.pem.clone()]);
+                assert_eq!(provided.roots_pem, root.pem);
+            }
+        }
+        let direct = make("direct", &PKCS_ECDSA_P256_SHA256, ca(0), 90, Some(&root));
+        assert!(
+            parse(&direct.pem, &direct.key, &root.pem, None)
+                .unwrap()
+                .above
+                .is_empty()
+        );
+        assert!(parse(&root.pem, &root.key, &root.pem, None).unwrap().above.is_empty());
+    }
+
+    #[test]
+    fn what_is_not_sound_is_refused_with_the_reason() {
+        let root = make("root", &PKCS_ECDSA_P256_SHA256, ca(2), 300, None);
+        let other = make("other", &PKCS_ECDSA_P256_SHA256, ca(2), 300, None);
+        let upper = make("upper", &PKCS_ECDSA_P256_SHA256, ca(1), 300, Some(&root));
+        let lower = make("lower", &PKCS_ECDSA_P256_SHA256, ca(0), 90, Some(&upper));
+        let old = make("old", &PKCS_ECDSA_P256_SHA256, ca(0), -1, Some(&root));
+        let old_root = make("old root", &PKCS_ECDSA_P256_SHA256, ca(0), -1, None);
+        let leaf = make("leaf", &PKCS_ECDSA_P256_SHA256, IsCa::ExplicitNoCa, 90, Some(&root));
+        let chain = Some(&*upper.pem);
+        for (what, result, reason) in [
+            (
+                "another's key",
+                parse(&lower.pem, &other.key, &root.pem, chain),
+                "do not belong together",
+            ),
+            ("no key", parse(&lower.pem, "", &root.pem, chain), "private key"),
+            (
+                "no certificate",
+                parse("", &lower.key, &root.pem, chain),
+                "no certificate",
+            ),
+            (
+                "no root",
+                parse(&lower.pem, &lower.key, "", chain),
+                "root-cert.pem has no certificate",
+            ),
+            (
+                "another root",
+                parse(&lower.pem, &lower.key, &other.pem, chain),
+                "has signed",
+            ),
+            (
+                "no chain",
+                parse(&lower.pem, &lower.key, &root.pem, None),
+                "has signed CN=lower",
+            ),
+            (
+                "no root's",
+                parse(&lower.pem, &lower.key, &upper.pem, None),
+                "is no root",
+            ),
+            ("an old one", parse(&old.pem, &old.key, &root.pem, None), "has expired"),
+            (
+                "an old root",
+                parse(&old_root.pem, &old_root.key, &old_root.pem, None),
+                "has expired",
+            ),
+            (
+                "a leaf",
+                parse(&leaf.pem, &leaf.key, &root.pem, None),
+                "not an authority's",
+            ),
+            (
+                "cut off",
+                parse(&lower.pem[..200], &lower.key, &root.pem, chain),
+                "cut off",
+            ),
+        ] {
+            let Err(said) = result else { panic!("{what} was taken") };
+            assert!(said.contains(reason), "{what}: {said}");
+        }
+        let early = SystemTime::now() - Duration::from_secs(60 * 24 * 60 * 60);
+        let early = Provided::parse(
+            lower.pem.as_bytes(),
+            lower.key.as_bytes(),
+            root.pem.as_bytes(),
+            None,
+            early,
+        );
+        assert!(early.is_err_and(|said| said.contains("not valid yet")));
+    }
+}

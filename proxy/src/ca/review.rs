@@ -116,8 +116,8 @@ impl Reviewer {
             aud: Audience,
             exp: u64,
         }
-        let claims: Unverified = jsonwebtoken::dangerous::insecure_decode_claims(token)
-            .map_err(|e| TokenError::Malformed(e.to_string()))?;
+        let claims: Unverified =
+            jsonwebtoken::dangerous::insecure_decode_claims(token).map_err(|e| TokenError::Malformed(e.to_string()))?;
         let audiences = claims.aud.into_vec();
         if !audiences.iter().any(|audience| self.audiences.contains(audience)) {
             return Err(TokenError::Audience {
@@ -242,7 +242,12 @@ mod tests {
     }
 
     fn good() -> TokenReviewStatus {
-        let extra = [("pod-name", "p"), ("pod-uid", "1"), ("node-name", "n"), ("node-uid", "2")];
+        let extra = [
+            ("pod-name", "p"),
+            ("pod-uid", "1"),
+            ("node-name", "n"),
+            ("node-uid", "2"),
+        ];
         status("system:serviceaccount:adit-system:adit-node", &extra, &["adit-ca"])
     }
 

@@ -60,7 +60,11 @@ impl PublishedRoot {
 
     /// Makes the ConfigMap what it should be, and gives the version that is.
     async fn publish(&self) -> Result<String, ClusterError> {
-        let found = self.api.get_opt(&self.name).await.map_err(api_error("read", &self.place))?;
+        let found = self
+            .api
+            .get_opt(&self.name)
+            .await
+            .map_err(api_error("read", &self.place))?;
         let (made, done) = match found {
             Some(found) if self.is_right(&found) => (Ok(found), None),
             Some(mut found) => {

@@ -110,7 +110,11 @@ impl SecretPlace {
     /// The authority of the intermediate in the Secret.
     pub(super) async fn open_provided(&self, trust_domain: &TrustDomain) -> Result<Authority, ClusterError> {
         let content = self.read().await?.ok_or_else(|| self.missing())?;
-        Ok(Authority::from_provided(&self.place, self.provided(&content)?, trust_domain)?)
+        Ok(Authority::from_provided(
+            &self.place,
+            self.provided(&content)?,
+            trust_domain,
+        )?)
     }
 
     fn missing(&self) -> ClusterError {

@@ -32,11 +32,7 @@ pub(super) struct Signer {
 
 impl Signer {
     /// Takes a key and its certificate, PEM, which `parent` (or itself) must have signed; or says what is wrong.
-    pub(super) fn parse(
-        key: &[u8],
-        certificate: &[u8],
-        parent: Option<&CertificateDer<'_>>,
-    ) -> Result<Self, String> {
+    pub(super) fn parse(key: &[u8], certificate: &[u8], parent: Option<&CertificateDer<'_>>) -> Result<Self, String> {
         let signer = Self::parse_unsigned(key, certificate)?;
         let (_, parsed) = x509(&signer.certificate)?;
         let parent = match parent {

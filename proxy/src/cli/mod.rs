@@ -226,12 +226,7 @@ mod tests {
         let Err(CliError::Usage(error)) = parse(command_line(&NODE[..2])) else {
             panic!("accepted")
         };
-        for flag in [
-            "--node-name",
-            "--ca-address",
-            "--ca-root",
-            "--pods-cgroup",
-        ] {
+        for flag in ["--node-name", "--ca-address", "--ca-root", "--pods-cgroup"] {
             assert!(error.to_string().contains(flag), "{flag} is not named in: {error}");
         }
     }
@@ -239,14 +234,22 @@ mod tests {
     #[test]
     fn a_mesh_file_is_needed_unless_the_cluster_is_asked() {
         let with = |source: &[&str]| {
-            let mut args: Vec<&str> = NODE.iter().copied().filter(|arg| !arg.starts_with("--mesh-file")).collect();
+            let mut args: Vec<&str> = NODE
+                .iter()
+                .copied()
+                .filter(|arg| !arg.starts_with("--mesh-file"))
+                .collect();
             args.extend(source);
             parse(command_line(&args))
         };
         let Err(CliError::Settings(SettingsError::NoMeshFile)) = with(&[]) else {
             panic!("accepted")
         };
-        let args = ["--source=kubernetes", "--enrolment-label=istio.io/dataplane-mode=ambient", "--cluster-ranges=10.0.0.0/8,fd00::/8"];
+        let args = [
+            "--source=kubernetes",
+            "--enrolment-label=istio.io/dataplane-mode=ambient",
+            "--cluster-ranges=10.0.0.0/8,fd00::/8",
+        ];
         let Ok(Invocation::Node(settings)) = with(&args) else {
             panic!("not a node")
         };

@@ -56,10 +56,16 @@ impl Mesh {
 
     /// Takes a workload away, and with it the addresses that it has.
     pub(super) fn remove_workload(&mut self, uid: &str) {
-        let Some(before) = self.workloads.remove(uid) else { return };
+        let Some(before) = self.workloads.remove(uid) else {
+            return;
+        };
         self.change_node(&before.node, |on| on.retain(|known| known.uid != before.uid));
         for address in &before.addresses {
-            if self.workloads_by_address.get(address).is_some_and(|owner| owner.uid == before.uid) {
+            if self
+                .workloads_by_address
+                .get(address)
+                .is_some_and(|owner| owner.uid == before.uid)
+            {
                 self.workloads_by_address.remove(address);
             }
         }
@@ -68,7 +74,11 @@ impl Mesh {
     /// Says which workload an address stands for.
     pub(super) fn set_address(&mut self, address: IpAddr, owner: Option<&Arc<Workload>>) {
         match owner {
-            Some(owner) if self.workloads_by_address.get(&address).is_some_and(|known| Arc::ptr_eq(known, owner)) => {}
+            Some(owner)
+                if self
+                    .workloads_by_address
+                    .get(&address)
+                    .is_some_and(|known| Arc::ptr_eq(known, owner)) => {}
             Some(owner) => drop(self.workloads_by_address.insert(address, Arc::clone(owner))),
             None => drop(self.workloads_by_address.remove(&address)),
         }
@@ -86,9 +96,15 @@ impl Mesh {
 
     /// Takes the service of that `namespace/name` away.
     pub(super) fn remove_service(&mut self, name: &str) {
-        let Some(before) = self.services.remove(name) else { return };
+        let Some(before) = self.services.remove(name) else {
+            return;
+        };
         for address in &before.addresses {
-            if self.services_by_address.get(address).is_some_and(|owner| Arc::ptr_eq(owner, &before)) {
+            if self
+                .services_by_address
+                .get(address)
+                .is_some_and(|owner| Arc::ptr_eq(owner, &before))
+            {
                 self.services_by_address.remove(address);
             }
         }

@@ -66,7 +66,8 @@ impl Mesh {
         let mut candidates = self.candidates(service, dialled, &Place::of(source))?;
         if service.affinity {
             let client = source.address_like(dialled.ip());
-            candidates.sort_by_cached_key(|(preference, (_, addr))| (*preference, affinity(client, &source.uid, *addr)));
+            candidates
+                .sort_by_cached_key(|(preference, (_, addr))| (*preference, affinity(client, &source.uid, *addr)));
         } else {
             // Shuffled whole, then sorted stably: uniform within each rank.
             rng.shuffle(&mut candidates);

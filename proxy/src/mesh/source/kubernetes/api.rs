@@ -42,7 +42,10 @@ impl Object {
                 let metadata = wire::Versioned::decode(bytes.clone())?.metadata.unwrap_or_default();
                 wire::text(&metadata.resource_version)?.to_owned()
             }
-            Self::Json(object) => object["metadata"]["resourceVersion"].as_str().unwrap_or_default().to_owned(),
+            Self::Json(object) => object["metadata"]["resourceVersion"]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned(),
         };
         if version.is_empty() {
             return Err(DecodeError::Lacks("resourceVersion"));
@@ -59,7 +62,10 @@ pub(super) enum Told {
     /// Nothing has happened until this object's version.
     Bookmark(Object),
     /// The watch cannot go on.
-    Failed { code: u16, message: String },
+    Failed {
+        code: u16,
+        message: String,
+    },
 }
 
 /// Part of a list.
@@ -97,7 +103,8 @@ fn page(kind: Kind, body: Bytes) -> Result<Page, DecodeError> {
             (items, metadata.resource_version, metadata.r#continue)
         }
         Encoding::Json => {
-            let mut list: Value = serde_json::from_slice(&body).map_err(|error| DecodeError::Json(error.to_string()))?;
+            let mut list: Value =
+                serde_json::from_slice(&body).map_err(|error| DecodeError::Json(error.to_string()))?;
             let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
             let (version, rest) = (&list["metadata"]["resourceVersion"], &list["metadata"]["continue"]);
             let (version, rest) = (text(version), text(rest));
@@ -105,7 +112,11 @@ fn page(kind: Kind, body: Bytes) -> Result<Page, DecodeError> {
                 Value::Array(items) => items,
                 _ => return Err(DecodeError::Lacks("items")),
             };
-            (items.into_iter().map(|item| Object::Json(Box::new(item))).collect(), version, rest)
+            (
+                items.into_iter().map(|item| Object::Json(Box::new(item))).collect(),
+                version,
+                rest,
+            )
         }
     };
     match version.is_empty() {
@@ -216,7 +227,11 @@ impl Frames {
                 }
                 (self.buffer.len() >= 4 + length).then_some((4, 4 + length))
             }
-            Encoding::Json => self.buffer.iter().position(|byte| *byte == b'\n').map(|end| (0, end + 1)),
+            Encoding::Json => self
+                .buffer
+                .iter()
+                .position(|byte| *byte == b'\n')
+                .map(|end| (0, end + 1)),
         };
         match whole {
             Some((start, end)) => Ok(Some(self.buffer.split_to(end).freeze().slice(start..))),
@@ -250,14 +265,22 @@ fn from_json(line: &[u8]) -> Result<Told, DecodeError> {
         Some("DELETED") => Ok(Told::Gone(Object::Json(Box::new(object)))),
         Some("BOOKMARK") => Ok(Told::Bookmark(Object::Json(Box::new(object)))),
         Some("ERROR") => Ok(Told::Failed {
-            code: object["code"].as_u64().and_then(|code| u16::try_from(code).ok()).unwrap_or_default(),
+            code: object["code"]
+                .as_u64()
+                .and_then(|code| u16::try_from(code).ok())
+                .unwrap_or_default(),
             message: object["message"].as_str().unwrap_or_default().to_owned(),
         }),
         other => Err(DecodeError::EventType(other.unwrap_or_default().to_owned())),
     }
 }
 
-async fn get(client: &Client, kind: Kind, uri: &str, what: &(dyn Fn() -> String + Sync)) -> Result<Response<Body>, ApiError> {
+async fn get(
+    client: &Client,
+    kind: Kind,
+    uri: &str,
+    what: &(dyn Fn() -> String + Sync),
+) -> Result<Response<Body>, ApiError> {
     let unreachable = |error: &dyn std::error::Error| ApiError::Unreachable {
         what: what(),
         reason: chain(error),
@@ -278,7 +301,11 @@ async fn get(client: &Client, kind: Kind, uri: &str, what: &(dyn Fn() -> String 
     }
     let code = response.status().as_u16();
     let body = timeout(ANSWER, response.into_body().collect()).await;
-    let body = body.ok().and_then(Result::ok).map(|body| body.to_bytes()).unwrap_or_default();
+    let body = body
+        .ok()
+        .and_then(Result::ok)
+        .map(|body| body.to_bytes())
+        .unwrap_or_default();
     Err(ApiError::Refused {
         what: what(),
         code,

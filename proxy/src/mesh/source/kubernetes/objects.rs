@@ -151,7 +151,10 @@ pub(super) fn node(bytes: Bytes) -> Result<Node, DecodeError> {
         uid: required(&meta.uid, "uid")?,
         zone,
         addresses: addresses.filter_map(|address| ip(&address.address)).collect(),
-        pod_ranges: ranges.iter().filter_map(|range| text(range).ok()?.parse().ok()).collect(),
+        pod_ranges: ranges
+            .iter()
+            .filter_map(|range| text(range).ok()?.parse().ok())
+            .collect(),
     })
 }
 
@@ -164,7 +167,12 @@ pub(super) fn pod(bytes: Bytes, view: View<'_>) -> Result<Pod, DecodeError> {
     let (host_network, finished) = (spec.host_network, matches!(&status.phase[..], b"Succeeded" | b"Failed"));
     let deleting = meta.deletion_timestamp.is_some();
 
-    let condition = |name: &str| status.conditions.iter().find(|condition| condition.r#type == name.as_bytes());
+    let condition = |name: &str| {
+        status
+            .conditions
+            .iter()
+            .find(|condition| condition.r#type == name.as_bytes())
+    };
     let is_true = |condition: &wire::PodCondition| &condition.status[..] == b"True";
     let captured = condition(CAPTURED);
     let mut details = is_own.then(PodDetails::default);
@@ -287,7 +295,9 @@ pub(super) fn slice(bytes: Bytes) -> Result<Slice, DecodeError> {
             let target = endpoint.target_ref.as_ref().filter(|target| &target.kind[..] == b"Pod");
             endpoints.push(Endpoint {
                 address,
-                pod: target.map(|target| required(&target.uid, "targetRef.uid")).transpose()?,
+                pod: target
+                    .map(|target| required(&target.uid, "targetRef.uid"))
+                    .transpose()?,
                 node: text(&endpoint.node_name)?.to_owned(),
                 zone: text(&endpoint.zone)?.to_owned(),
                 readiness: readiness(endpoint.conditions.unwrap_or_default()),

@@ -35,7 +35,11 @@ impl Slice {
         Self {
             name: slice.name,
             namespace: strings.share(&slice.namespace),
-            ports: slice.ports.iter().map(|(name, port)| (strings.share(name), *port)).collect(),
+            ports: slice
+                .ports
+                .iter()
+                .map(|(name, port)| (strings.share(name), *port))
+                .collect(),
             endpoints,
         }
     }
@@ -51,8 +55,17 @@ pub(super) fn resolve<'a>(
 ) -> Service {
     let mut endpoints: BTreeMap<_, ResolvedEndpoint> = BTreeMap::new();
     for slice in slices {
-        let target = |name: &str| slice.ports.iter().find(|(known, _)| **known == *name).map(|(_, port)| *port);
-        let ports = service.ports.iter().filter_map(|(name, port)| Some((*port, target(name)?)));
+        let target = |name: &str| {
+            slice
+                .ports
+                .iter()
+                .find(|(known, _)| **known == *name)
+                .map(|(_, port)| *port)
+        };
+        let ports = service
+            .ports
+            .iter()
+            .filter_map(|(name, port)| Some((*port, target(name)?)));
         let ports: Arc<[(u16, u16)]> = ports.collect();
         if ports.is_empty() {
             continue;

@@ -195,10 +195,16 @@ impl State {
     fn list_ends(&mut self, kind: Kind) {
         let list = self.list(kind);
         match kind {
-            Kind::Namespaces => missing(&self.namespaces, list).iter().for_each(|name| self.remove_namespace(name)),
-            Kind::Nodes => missing(&self.nodes, list).iter().for_each(|name| self.remove_node(name)),
+            Kind::Namespaces => missing(&self.namespaces, list)
+                .iter()
+                .for_each(|name| self.remove_namespace(name)),
+            Kind::Nodes => missing(&self.nodes, list)
+                .iter()
+                .for_each(|name| self.remove_node(name)),
             Kind::Pods => self.pods.missing(list).iter().for_each(|uid| self.remove_pod(uid)),
-            Kind::Services => missing(&self.services, list).iter().for_each(|name| self.remove_service(name)),
+            Kind::Services => missing(&self.services, list)
+                .iter()
+                .for_each(|name| self.remove_service(name)),
             Kind::EndpointSlices => {
                 let mut gone = Vec::new();
                 for slice in self.slices.values().flat_map(|slices| slices.values()) {
@@ -206,12 +212,16 @@ impl State {
                         gone.push((Arc::clone(&slice.value.namespace), slice.value.name.clone()));
                     }
                 }
-                gone.iter().for_each(|(namespace, name)| self.remove_slice(namespace, name, None));
+                gone.iter()
+                    .for_each(|(namespace, name)| self.remove_slice(namespace, name, None));
             }
             Kind::AuthorizationPolicies | Kind::PeerAuthentications => {
                 let Some(kind) = policy_kind(kind) else { return };
                 let of_kind = self.policy_objects.iter().filter(|((known, _, _), _)| *known == kind);
-                let gone: Vec<_> = of_kind.filter(|(_, seen)| **seen != list).map(|(key, _)| key.clone()).collect();
+                let gone: Vec<_> = of_kind
+                    .filter(|(_, seen)| **seen != list)
+                    .map(|(key, _)| key.clone())
+                    .collect();
                 for (kind, namespace, name) in gone {
                     self.remove_policy(kind, &namespace, &name);
                 }
@@ -293,7 +303,13 @@ impl State {
         let mut touched: Vec<IpAddr> = pod.workload.addresses.clone();
         let known = self.pods.insert(pod);
         if let Some(known) = &known {
-            touched.extend(known.addresses.iter().filter(|address| !touched.contains(address)).collect::<Vec<_>>());
+            touched.extend(
+                known
+                    .addresses
+                    .iter()
+                    .filter(|address| !touched.contains(address))
+                    .collect::<Vec<_>>(),
+            );
         }
         self.remake_pod(&uid, &touched);
         Ok(())
@@ -309,9 +325,18 @@ impl State {
     /// Makes the workloads of these pods anew.
     fn remake_pods(&mut self, which: impl Fn(&Pod) -> bool) {
         // While the first lists come in, all is made at their end.
-        let uids: Vec<Arc<str>> = self.pods.iter().filter(|pod| which(pod)).map(|pod| Arc::clone(&pod.workload.uid)).collect();
+        let uids: Vec<Arc<str>> = self
+            .pods
+            .iter()
+            .filter(|pod| which(pod))
+            .map(|pod| Arc::clone(&pod.workload.uid))
+            .collect();
         for uid in uids {
-            let addresses = self.pods.get(&uid).map(|pod| pod.workload.addresses.clone()).unwrap_or_default();
+            let addresses = self
+                .pods
+                .get(&uid)
+                .map(|pod| pod.workload.addresses.clone())
+                .unwrap_or_default();
             self.remake_pod(&uid, &addresses);
         }
     }
@@ -351,8 +376,13 @@ impl State {
     /// Says whose these addresses are.
     fn settle(&mut self, addresses: &[IpAddr]) {
         for address in addresses {
-            let claims = self.pods.claims(*address).filter(|pod| self.mesh.workload_by_uid(&pod.workload.uid).is_some());
-            let owner = claims.max_by_key(|pod| Claim::of(pod)).map(|pod| Arc::clone(&pod.workload));
+            let claims = self
+                .pods
+                .claims(*address)
+                .filter(|pod| self.mesh.workload_by_uid(&pod.workload.uid).is_some());
+            let owner = claims
+                .max_by_key(|pod| Claim::of(pod))
+                .map(|pod| Arc::clone(&pod.workload));
             if self.mesh.workload_by_addr(*address) != owner.as_ref() {
                 self.stale.any = true;
             }
@@ -401,9 +431,16 @@ impl State {
     /// Removes a slice, where it is the one of that uid.
     fn remove_slice(&mut self, namespace: &str, name: &str, uid: Option<&str>) {
         let own = format!("{namespace}/{name}");
-        let Some(owner) = self.slice_owner.get(own.as_str()).cloned() else { return };
-        let Some(slices) = self.slices.get_mut(&owner) else { return };
-        if slices.get(name).is_some_and(|known| uid.is_some_and(|uid| known.uid != uid)) {
+        let Some(owner) = self.slice_owner.get(own.as_str()).cloned() else {
+            return;
+        };
+        let Some(slices) = self.slices.get_mut(&owner) else {
+            return;
+        };
+        if slices
+            .get(name)
+            .is_some_and(|known| uid.is_some_and(|uid| known.uid != uid))
+        {
             return;
         }
         slices.remove(name);
@@ -435,7 +472,8 @@ impl State {
     fn set_policy(&mut self, kind: Kind, object: Value, list: u32) -> Result<(), DecodeError> {
         let Some(kind) = policy_kind(kind) else { return Ok(()) };
         let (namespace, name) = named(&object)?;
-        self.policy_objects.insert((kind, namespace.to_owned(), name.to_owned()), list);
+        self.policy_objects
+            .insert((kind, namespace.to_owned(), name.to_owned()), list);
         let changed = self.policies.set(kind, object);
         self.stale.policies |= changed;
         self.stale.any |= changed;
@@ -443,7 +481,8 @@ impl State {
     }
 
     fn remove_policy(&mut self, kind: PolicyKind, namespace: &str, name: &str) {
-        self.policy_objects.remove(&(kind, namespace.to_owned(), name.to_owned()));
+        self.policy_objects
+            .remove(&(kind, namespace.to_owned(), name.to_owned()));
         let changed = self.policies.remove(kind, namespace, name);
         self.stale.policies |= changed;
         self.stale.any |= changed;
