@@ -47,16 +47,8 @@ pub(super) struct Kept {
 impl Kept {
     /// Takes account of the mesh as a whole. Gives whether some pod has to be tried again.
     fn reconcile(&mut self, mesh: &Arc<Mesh>) -> bool {
-        // What policies forbid by now first; then, where pods have come or gone, once more.
-        let pods = self.pods.all();
-        self.publish(mesh, None);
-        self.enforce();
-        let retry = self.enrolment.reconcile(mesh);
-        if !Arc::ptr_eq(&pods, &self.pods.all()) {
-            self.publish(mesh, None);
-        }
-        self.seen = Some(Arc::clone(mesh));
-        retry
+        let changes = self.seen.as_ref().map(|seen| mesh.changes_since(seen));
+        self.reconcile_with(mesh, changes.as_ref())
     }
 
     /// Takes account of what has changed in the mesh. Gives whether some pod has to be tried again, where that may have
@@ -70,8 +62,21 @@ impl Kept {
                 self.seen = Some(Arc::clone(mesh));
                 None
             }
-            _ => Some(self.reconcile(mesh)),
+            changes => Some(self.reconcile_with(mesh, changes.as_ref())),
         }
+    }
+
+    fn reconcile_with(&mut self, mesh: &Arc<Mesh>, changes: Option<&Changes>) -> bool {
+        // What policies forbid by now first; then, where pods have come or gone, once more.
+        let pods = self.pods.all();
+        self.publish(mesh, changes);
+        self.enforce();
+        let retry = self.enrolment.reconcile(mesh);
+        if !Arc::ptr_eq(&pods, &self.pods.all()) {
+            self.publish(mesh, None);
+        }
+        self.seen = Some(Arc::clone(mesh));
+        retry
     }
 
     fn publish(&mut self, mesh: &Mesh, changes: Option<&Changes>) {
@@ -97,6 +102,7 @@ impl Kept {
         // It numbers identities otherwise: nothing of it may be left when the pods have their own numbers again.
         self.verdicts.reclaim()?;
         self.enrolment.reclaim()?;
+        self.seen = None;
         self.reconcile(mesh);
         Ok(())
     }

@@ -1,5 +1,6 @@
 use bytes::Bytes;
 use prost::Message as _;
+use serde_json::Value;
 
 use super::*;
 use crate::identity::TrustDomain;
