@@ -11,11 +11,11 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 use super::handover::Wish;
 use crate::admin::{Pending, Readiness};
 use crate::dataplane::{DirectConnections, Verdicts};
-use crate::mesh::{Mesh, MeshHandle};
+use crate::mesh::{Changes, Mesh, MeshHandle};
 use crate::node::{self, EnrolError, Enrolment, LocalPods};
 use crate::telemetry::Telemetry;
 
-/// How often telemetry is told what is gone, where the mesh does not change.
+/// How often telemetry is told what is gone, and all is looked at, whether the mesh has changed or not.
 const FORGET_EVERY: Duration = Duration::from_secs(120);
 /// How often it is looked whether programs and pins are in place.
 const CHECK_EVERY: Duration = Duration::from_secs(5);
@@ -40,27 +40,53 @@ pub(super) struct Kept {
     pub(super) direct: Arc<DirectConnections>,
     pub(super) pods: LocalPods,
     pub(super) telemetry: Arc<Telemetry>,
+    /// The mesh as it was last taken account of.
+    pub(super) seen: Option<Arc<Mesh>>,
 }
 
 impl Kept {
-    /// Gives whether some pod has to be tried again.
-    fn reconcile(&mut self, mesh: &Mesh) -> bool {
+    /// Takes account of the mesh as a whole. Gives whether some pod has to be tried again.
+    fn reconcile(&mut self, mesh: &Arc<Mesh>) -> bool {
+        let changes = self.seen.as_ref().map(|seen| mesh.changes_since(seen));
+        self.reconcile_with(mesh, changes.as_ref())
+    }
+
+    /// Takes account of what has changed in the mesh. Gives whether some pod has to be tried again, where that may have
+    /// come to differ.
+    fn follow(&mut self, mesh: &Arc<Mesh>) -> Option<bool> {
+        let changes = self.seen.as_ref().map(|seen| mesh.changes_since(seen));
+        match changes {
+            // Nothing of it is about this node's pods: only where they may connect to has changed.
+            Some(changes) if !changes.policies && !changes.touch_node(self.enrolment.node()) => {
+                self.publish(mesh, Some(&changes));
+                self.seen = Some(Arc::clone(mesh));
+                None
+            }
+            changes => Some(self.reconcile_with(mesh, changes.as_ref())),
+        }
+    }
+
+    fn reconcile_with(&mut self, mesh: &Arc<Mesh>, changes: Option<&Changes>) -> bool {
         // What policies forbid by now first; then, where pods have come or gone, once more.
         let pods = self.pods.all();
-        self.publish(mesh);
+        self.publish(mesh, changes);
         self.enforce();
         let retry = self.enrolment.reconcile(mesh);
         if !Arc::ptr_eq(&pods, &self.pods.all()) {
-            self.publish(mesh);
+            self.publish(mesh, None);
         }
-        self.telemetry.forget_missing(mesh.workloads(), Instant::now());
+        self.seen = Some(Arc::clone(mesh));
         retry
     }
 
-    fn publish(&mut self, mesh: &Mesh) {
-        if let Err(error) = self.verdicts.publish(mesh, &self.pods) {
+    fn publish(&mut self, mesh: &Mesh, changes: Option<&Changes>) {
+        if let Err(error) = self.verdicts.publish(mesh, &self.pods, changes) {
             tracing::error!("{error}; connections that the kernel knows no verdict of take the proxy");
         }
+    }
+
+    fn forget(&self, mesh: &Mesh) {
+        self.telemetry.forget_missing(mesh.workloads(), Instant::now());
     }
 
     fn enforce(&self) {
@@ -72,10 +98,11 @@ impl Kept {
     }
 
     /// Takes back what a successor may have changed.
-    fn reclaim(&mut self, mesh: &Mesh) -> Result<(), EnrolError> {
+    fn reclaim(&mut self, mesh: &Arc<Mesh>) -> Result<(), EnrolError> {
         // It numbers identities otherwise: nothing of it may be left when the pods have their own numbers again.
         self.verdicts.reclaim()?;
         self.enrolment.reclaim()?;
+        self.seen = None;
         self.reconcile(mesh);
         Ok(())
     }
@@ -97,6 +124,15 @@ impl Keeper {
     pub(super) async fn reconcile(&mut self) -> anyhow::Result<()> {
         let mesh = self.mesh.load();
         self.retry = self.aside(move |kept| kept.reconcile(&mesh)).await?;
+        Ok(())
+    }
+
+    /// Takes account of what has changed in the mesh.
+    async fn follow(&mut self) -> anyhow::Result<()> {
+        let mesh = self.mesh.load();
+        if let Some(retry) = self.aside(move |kept| kept.follow(&mesh)).await? {
+            self.retry = retry;
+        }
         Ok(())
     }
 
@@ -127,11 +163,15 @@ impl Keeper {
                 },
                 changed = generations.changed(), if !frozen => {
                     changed.context("the mesh's source has ended")?;
-                    self.reconcile().await?;
+                    self.follow().await?;
                 }
                 () = sleep(node::RETRY), if self.retry && !frozen => self.reconcile().await?,
                 () = born.notified(), if !frozen => self.reconcile().await?,
-                _ = forget.tick(), if !frozen => self.reconcile().await?,
+                _ = forget.tick(), if !frozen => {
+                    self.reconcile().await?;
+                    let mesh = self.mesh.load();
+                    self.aside(move |kept| kept.forget(&mesh)).await?;
+                }
                 _ = check.tick(), if !frozen => {
                     let checked = self.aside(|kept| kept.enrolment.check()).await?;
                     self.note(checked);

@@ -153,6 +153,7 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
         direct: Arc::clone(&direct),
         pods: pods.clone(),
         telemetry: Arc::clone(&telemetry),
+        seen: None,
     };
     let (namespaces, born) = (steering.namespaces(), Arc::new(Notify::new()));
     telemetry.watch_startup(namespaces.clone());

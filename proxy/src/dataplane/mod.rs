@@ -5,6 +5,7 @@
 //! thread on its way.
 
 mod accept;
+mod dependents;
 mod direct;
 mod inbound;
 mod outbound;

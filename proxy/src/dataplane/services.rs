@@ -32,20 +32,22 @@ pub(super) fn wanted(mesh: &Mesh, place: Option<&Place<'_>>) -> Wanted {
     let mut wanted = Wanted::default();
     for service in mesh.services() {
         for ip in &service.addresses {
-            let verdict = match place {
-                _ if is_outside(mesh, service) => Cached::Allow,
-                None => Cached::Ask,
-                // The kernel chooses at random.
-                Some(_) if service.affinity => Cached::Ask,
-                Some(place) => {
-                    wanted.lists.extend(lists(mesh, service, *ip, place));
-                    Cached::Service
-                }
-            };
+            let (verdict, lists) = verdict(mesh, service, *ip, place);
+            wanted.lists.extend(lists);
             wanted.addresses.insert((*ip).into(), verdict);
         }
     }
     wanted
+}
+
+/// The same of one virtual address.
+pub(super) fn verdict(mesh: &Mesh, service: &Service, ip: IpAddr, place: Option<&Place<'_>>) -> (Cached, Lists) {
+    match place {
+        _ if is_outside(mesh, service) => (Cached::Allow, Lists::new()),
+        // The kernel chooses at random.
+        Some(place) if !service.affinity => (Cached::Service, lists(mesh, service, ip, place).collect()),
+        _ => (Cached::Ask, Lists::new()),
+    }
 }
 
 /// Whether the service leads outside the mesh alone: the cluster's own load balancer serves it then. Of an endpoint that
@@ -122,21 +124,39 @@ impl Services {
 
     /// The virtual addresses of which a list is not yet as wanted.
     pub(super) fn changing(&self, wanted: &Lists) -> HashSet<Addr> {
-        let differs = |key: &&ServiceKey| self.told.get(*key).map(|told| &told.endpoints) != wanted.get(*key);
         let keys = self.told.keys().chain(wanted.keys());
-        keys.filter(differs).map(|key| key.addr).collect()
+        keys.filter(|key| self.differs(key, wanted))
+            .map(|key| key.addr)
+            .collect()
+    }
+
+    /// The same, among these addresses only.
+    pub(super) fn changing_among(&self, addrs: &[Addr], wanted: &Lists) -> HashSet<Addr> {
+        let addrs: HashSet<&Addr> = addrs.iter().collect();
+        let told = self.told.keys().filter(|key| addrs.contains(&key.addr));
+        told.chain(wanted.keys())
+            .filter(|key| self.differs(key, wanted))
+            .map(|key| key.addr)
+            .collect()
+    }
+
+    fn differs(&self, key: &ServiceKey, wanted: &Lists) -> bool {
+        self.told.get(key).map(|told| &told.endpoints) != wanted.get(key)
     }
 
     /// Makes the lists those wanted. Each is there in whole before it is named; a port whose list finds no room is asked,
     /// and the log says so.
     pub(super) fn tell(&mut self, wanted: Lists) -> Result<(), SteerError> {
+        let addrs: Vec<Addr> = self.told.keys().map(|key| key.addr).collect();
+        self.tell_among(&addrs, wanted)
+    }
+
+    /// The same, of these addresses only.
+    pub(super) fn tell_among(&mut self, addrs: &[Addr], wanted: Lists) -> Result<(), SteerError> {
         self.forget_retired()?;
-        let unwanted: Vec<ServiceKey> = self
-            .told
-            .keys()
-            .filter(|key| !wanted.contains_key(key))
-            .copied()
-            .collect();
+        let addrs: HashSet<&Addr> = addrs.iter().collect();
+        let told = self.told.keys().filter(|key| addrs.contains(&key.addr));
+        let unwanted: Vec<ServiceKey> = told.filter(|key| !wanted.contains_key(key)).copied().collect();
         for service in unwanted {
             self.remove(service)?;
         }

@@ -1,17 +1,19 @@
 //! What the kernel is to decide by itself, and how it comes to know it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use adit_common::{ANY_PORT, Addr, Cached, Destination, NOBODY, Range, VerdictKey};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::identity::SpiffeId;
-use crate::mesh::{Mesh, Place, Protocol, SameNode, Workload};
+use crate::mesh::{Changes, Mesh, Place, Protocol, SameNode, Workload};
 use crate::node::{LocalPod, LocalPods};
 use crate::policy::{self, compile};
 use crate::steer::{ServiceMaps, SteerError, VerdictMaps, range};
 
+use super::dependents::Dependents;
 use super::services::{self, Lists, Services};
 
 /// The most ports of one destination whose verdicts are told apart; beyond that they are asked.
@@ -22,12 +24,16 @@ pub struct Verdicts {
     maps: VerdictMaps,
     told: Told,
     services: Services,
+    /// The pods for which all is told; none where something may be missing.
+    complete: Option<Arc<HashMap<Arc<str>, Arc<LocalPod>>>>,
+    /// Which services depend on a workload or an address.
+    dependents: Dependents,
 }
 
 /// What the kernel holds.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-struct Told {
-    destinations: HashMap<Addr, Destination>,
+pub(super) struct Told {
+    pub(super) destinations: HashMap<Addr, Destination>,
     /// By slot.
     tables: HashMap<u32, Table>,
     ranges: HashMap<Range, Cached>,
@@ -57,6 +63,8 @@ impl Verdicts {
             maps,
             told,
             services: Services::take_over(services)?,
+            complete: None,
+            dependents: Dependents::default(),
         })
     }
 
@@ -68,30 +76,73 @@ impl Verdicts {
 
     /// Tells the kernel what follows from the mesh for the enrolled pods. What becomes different is asked while it
     /// changes. Where a map has no more room, what has no place in it is asked, and the log says so.
-    pub fn publish(&mut self, mesh: &Mesh, pods: &LocalPods) -> Result<(), SteerError> {
+    ///
+    /// `changes` are those of the mesh since the last call; without them all is looked at.
+    pub fn publish(&mut self, mesh: &Mesh, pods: &LocalPods, changes: Option<&Changes>) -> Result<(), SteerError> {
         let all = pods.all();
         let enrolled: Vec<Enrolled<'_>> = all.values().map(|pod| Enrolled::of(pod)).collect();
-        let (mut wanted, lists) = wanted(mesh, &enrolled);
-        self.withdraw_services(&wanted, &lists)?;
-        self.withdraw(&wanted)?;
+        // After a failure nobody knows what the kernel holds.
+        let complete = self.complete.take().filter(|known| Arc::ptr_eq(known, &all));
+        match changes.filter(|changes| complete.is_some() && is_elsewhere(changes, &enrolled)) {
+            Some(changes) => self.publish_some(mesh, &enrolled, changes)?,
+            None => {
+                self.dependents = Dependents::of(mesh);
+                self.publish_all(mesh, &enrolled)?;
+            }
+        }
+        self.complete = Some(all);
+        Ok(())
+    }
+
+    fn publish_all(&mut self, mesh: &Mesh, enrolled: &[Enrolled<'_>]) -> Result<(), SteerError> {
+        let (mut wanted, lists) = wanted(mesh, enrolled);
+        let told: Vec<Addr> = self.told.destinations.keys().copied().collect();
+        let changing = self.services.changing(&lists);
+        self.withdraw_services(&told, &wanted, &changing)?;
+        self.withdraw(&told, &wanted)?;
         self.tell_ranges(&wanted.ranges)?;
         for slot in self.tell_tables(&wanted.tables)? {
             for destination in wanted.destinations.values_mut().filter(|known| known.slot == slot) {
                 destination.verdict = Cached::Ask as u32;
             }
         }
-        // Services last: what is known of their endpoints is there when these are named.
-        let leads_to_list = |destination: &Destination| destination.verdict == Cached::Service as u32;
-        for destination in wanted.destinations.values() {
-            if !leads_to_list(destination) {
-                self.set_destination(*destination)?;
-            }
-        }
+        self.tell_destinations(&wanted.destinations)?;
         self.services.tell(lists)?;
-        for destination in wanted.destinations.into_values() {
-            self.set_destination(destination)?;
-        }
-        Ok(())
+        self.tell_services(&wanted.destinations)
+    }
+
+    /// The same for what has changed, where that is about none of the enrolled pods.
+    fn publish_some(&mut self, mesh: &Mesh, enrolled: &[Enrolled<'_>], changes: &Changes) -> Result<(), SteerError> {
+        let (wanted, lists) = self.dependents.wanted(mesh, place(mesh, enrolled).as_ref(), changes);
+        let addrs: Vec<Addr> = wanted.keys().copied().collect();
+        let changing = self.services.changing_among(&addrs, &lists);
+        let wanted = Told {
+            destinations: wanted
+                .into_iter()
+                .filter_map(|(addr, wanted)| Some((addr, wanted?)))
+                .collect(),
+            ..Told::default()
+        };
+        self.withdraw_services(&addrs, &wanted, &changing)?;
+        self.withdraw(&addrs, &wanted)?;
+        self.tell_destinations(&wanted.destinations)?;
+        self.services.tell_among(&addrs, lists)?;
+        self.tell_services(&wanted.destinations)
+    }
+
+    /// What does not lead to a list. Services come last: what is known of their endpoints is there when these are named.
+    fn tell_destinations(&mut self, wanted: &HashMap<Addr, Destination>) -> Result<(), SteerError> {
+        let others = wanted.values().filter(|destination| !leads_to_list(destination));
+        others
+            .copied()
+            .try_for_each(|destination| self.set_destination(destination))
+    }
+
+    fn tell_services(&mut self, wanted: &HashMap<Addr, Destination>) -> Result<(), SteerError> {
+        let services = wanted.values().filter(|destination| leads_to_list(destination));
+        services
+            .copied()
+            .try_for_each(|destination| self.set_destination(destination))
     }
 
     fn set_destination(&mut self, destination: Destination) -> Result<(), SteerError> {
@@ -102,13 +153,15 @@ impl Verdicts {
         Ok(())
     }
 
-    /// Services whose endpoints are not to stay as they are take the proxy while they change: nobody is sent to an
-    /// endpoint of which no more is known than of a stranger.
-    fn withdraw_services(&mut self, wanted: &Told, lists: &Lists) -> Result<(), SteerError> {
-        let changing = self.services.changing(lists);
-        for (addr, told) in &mut self.told.destinations {
+    /// Of these addresses, services whose endpoints are not to stay as they are take the proxy while they change: nobody is
+    /// sent to an endpoint of which no more is known than of a stranger.
+    fn withdraw_services(&mut self, addrs: &[Addr], wanted: &Told, changing: &HashSet<Addr>) -> Result<(), SteerError> {
+        for addr in addrs {
+            let Some(told) = self.told.destinations.get_mut(addr) else {
+                continue;
+            };
             let stays = wanted.destinations.get(addr) == Some(told) && !changing.contains(addr);
-            if told.verdict == Cached::Service as u32 && !stays {
+            if leads_to_list(told) && !stays {
                 told.verdict = Cached::Ask as u32;
                 self.maps.set_destination(*told)?;
             }
@@ -116,13 +169,15 @@ impl Verdicts {
         Ok(())
     }
 
-    /// Takes back what is not to stay as it is.
-    fn withdraw(&mut self, wanted: &Told) -> Result<(), SteerError> {
-        let mut gone = Vec::new();
-        for (addr, told) in &mut self.told.destinations {
+    /// Of these addresses, takes back what is not to stay as it is.
+    fn withdraw(&mut self, addrs: &[Addr], wanted: &Told) -> Result<(), SteerError> {
+        for addr in addrs {
+            let Some(told) = self.told.destinations.get_mut(addr) else {
+                continue;
+            };
             let Some(next) = wanted.destinations.get(addr) else {
                 self.maps.remove_destination(*addr)?;
-                gone.push(*addr);
+                self.told.destinations.remove(addr);
                 continue;
             };
             if told != next || self.told.tables.get(&told.slot) != wanted.tables.get(&told.slot) {
@@ -132,9 +187,6 @@ impl Verdicts {
                 };
                 self.maps.set_destination(*told)?;
             }
-        }
-        for addr in gone {
-            self.told.destinations.remove(&addr);
         }
         Ok(())
     }
@@ -214,7 +266,7 @@ fn key(source: u32, slot: u32, port: u16) -> VerdictKey {
 
 /// An enrolled pod, as far as verdicts go.
 #[derive(Clone, Copy)]
-struct Enrolled<'a> {
+pub(super) struct Enrolled<'a> {
     /// As it was when it was enrolled.
     workload: &'a Workload,
     identity: &'a SpiffeId,
@@ -236,38 +288,21 @@ impl<'a> Enrolled<'a> {
 }
 
 /// What the kernel is to hold, and the lists of services' endpoints.
-fn wanted(mesh: &Mesh, enrolled: &[Enrolled<'_>]) -> (Told, Lists) {
+pub(super) fn wanted(mesh: &Mesh, enrolled: &[Enrolled<'_>]) -> (Told, Lists) {
     let mut wanted = Told {
         ranges: ranges(mesh.cluster_ranges()),
         ..Told::default()
     };
-    let inside = |ip: &std::net::IpAddr| mesh.cluster_ranges().iter().any(|range| range.contains(ip));
-    let elsewhere = |addr, verdict| Destination {
-        addr,
-        verdict: verdict as u32,
-        slot: u32::MAX,
-        netns: 0,
-    };
     for workload in mesh.workloads() {
-        let verdict = match workload.protocol {
-            Protocol::Plain => Cached::Allow,
-            Protocol::Hbone => Cached::Ask,
-        };
         for ip in &workload.addresses {
-            let owns = mesh
-                .workload_by_addr(*ip)
-                .is_some_and(|owner| Arc::ptr_eq(owner, workload));
-            // Of what lies in a range it is known already that it is asked.
-            if owns && (verdict == Cached::Allow || !inside(ip)) {
-                wanted
-                    .destinations
-                    .insert((*ip).into(), elsewhere((*ip).into(), verdict));
+            if let Some(destination) = elsewhere(mesh, *ip) {
+                wanted.destinations.insert(destination.addr, destination);
             }
         }
     }
     let services = services::wanted(mesh, place(mesh, enrolled).as_ref());
     for (addr, verdict) in services.addresses {
-        wanted.destinations.insert(addr, elsewhere(addr, verdict));
+        wanted.destinations.insert(addr, unplaced(addr, verdict));
     }
     let mut sources: Vec<(u32, Option<&SpiffeId>)> =
         enrolled.iter().map(|pod| (pod.source, Some(pod.identity))).collect();
@@ -296,6 +331,41 @@ fn wanted(mesh: &Mesh, enrolled: &[Enrolled<'_>]) -> (Told, Lists) {
         }
     }
     (wanted, services.lists)
+}
+
+/// What holds of an address by the workload that has it, if that is not one of the enrolled pods.
+pub(super) fn elsewhere(mesh: &Mesh, ip: IpAddr) -> Option<Destination> {
+    let verdict = match mesh.workload_by_addr(ip)?.protocol {
+        Protocol::Plain => Cached::Allow,
+        Protocol::Hbone => Cached::Ask,
+    };
+    // Of what lies in a range it is known already that it is asked.
+    let is_known = verdict == Cached::Ask && mesh.cluster_ranges().iter().any(|range| range.contains(&ip));
+    (!is_known).then(|| unplaced(ip.into(), verdict))
+}
+
+pub(super) fn unplaced(addr: Addr, verdict: Cached) -> Destination {
+    Destination {
+        addr,
+        verdict: verdict as u32,
+        slot: u32::MAX,
+        netns: 0,
+    }
+}
+
+fn leads_to_list(destination: &Destination) -> bool {
+    destination.verdict == Cached::Service as u32
+}
+
+/// Whether changes are about none of the enrolled pods, and nothing that holds of all destinations.
+fn is_elsewhere(changes: &Changes, enrolled: &[Enrolled<'_>]) -> bool {
+    let uids: HashSet<&str> = enrolled.iter().map(|pod| &*pod.workload.uid).collect();
+    let own: HashSet<&IpAddr> = enrolled.iter().flat_map(|pod| &pod.workload.addresses).collect();
+    let addresses = changes.addresses.iter().chain(&changes.service_addresses);
+    !changes.policies
+        && !changes.ranges
+        && !changes.uids().any(|uid| uids.contains(&**uid))
+        && !addresses.into_iter().any(|address| own.contains(address))
 }
 
 /// Where this node's pods are. None where there are none, or the mesh has them at different places.

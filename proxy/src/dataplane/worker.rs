@@ -122,6 +122,7 @@ async fn run(plane: Arc<Dataplane>, mut commands: mpsc::UnboundedReceiver<Comman
     });
     let mut pods: HashMap<Arc<str>, JoinSet<()>> = HashMap::new();
     let mut generations = worker.plane.mesh.subscribe();
+    let mut seen = worker.plane.mesh.load();
     let mut draining = worker.plane.draining.clone();
     let mut drained = false;
     loop {
@@ -153,8 +154,15 @@ async fn run(plane: Arc<Dataplane>, mut commands: mpsc::UnboundedReceiver<Comman
             },
             Ok(()) = generations.changed() => {
                 let mesh = worker.plane.mesh.load();
-                worker.pool.retain_destinations(|uid| mesh.workload_by_uid(uid).is_some());
-                worker.standing.review(&mesh).await;
+                let changes = mesh.changes_since(&seen);
+                if changes.has_lost_workloads() {
+                    worker.pool.retain_destinations(|uid| mesh.workload_by_uid(uid).is_some());
+                }
+                // What is decided here is decided for pods of this node.
+                if changes.policies || changes.uids().any(|uid| worker.plane.pods.get(uid).is_some()) {
+                    worker.standing.review(&mesh).await;
+                }
+                seen = mesh;
             }
             Ok(_) = draining.wait_for(|draining| *draining), if !drained => {
                 drained = true;

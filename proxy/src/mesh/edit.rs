@@ -25,6 +25,28 @@ pub struct Changes {
     pub ranges: bool,
 }
 
+impl Changes {
+    /// The uids of the workloads that differ.
+    pub fn uids(&self) -> impl Iterator<Item = &Arc<str>> {
+        let states = self
+            .workloads
+            .iter()
+            .filter_map(|(before, now)| now.as_ref().or(before.as_ref()));
+        states.map(|workload| &workload.uid)
+    }
+
+    /// Whether a workload is there no more.
+    pub fn has_lost_workloads(&self) -> bool {
+        self.workloads.iter().any(|(_, now)| now.is_none())
+    }
+
+    /// Whether a workload is, or was, on that node.
+    pub fn touch_node(&self, node: &str) -> bool {
+        let states = self.workloads.iter().flat_map(|(before, now)| before.iter().chain(now));
+        states.into_iter().any(|workload| &*workload.node == node)
+    }
+}
+
 impl Mesh {
     /// What has come to differ since `before`. Quick where this has come of `before` by few changes.
     pub fn changes_since(&self, before: &Self) -> Changes {
@@ -152,4 +174,52 @@ fn pairs<K, V: Clone>(differing: Differing<'_, K, V>) -> Vec<(Option<V>, Option<
 
 fn keys<K: Copy, V>(differing: Differing<'_, K, V>) -> Vec<K> {
     differing.into_iter().map(|(key, _, _)| *key).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mesh::snapshot::tests::{parts, service, workload};
+
+    #[test]
+    fn what_differs_between_two_states_is_told_and_nothing_else() {
+        let mut first = parts();
+        for n in 0..100 {
+            first
+                .workloads
+                .push(workload("shop", &format!("w{n}"), &format!("10.0.0.{n}")));
+        }
+        first.services.push(service("shop", "s", "10.96.0.1", &["shop/w1"]));
+        let before = Mesh::build(first).unwrap();
+        let mut now = before.clone();
+        assert_eq!(now.changes_since(&before), Changes::default());
+
+        let mut moved = workload("shop", "w7", "10.0.0.7");
+        moved.node = "n2".into();
+        let moved = Arc::new(moved);
+        now.set_workload(&moved);
+        now.set_address("10.0.0.7".parse().unwrap(), Some(&moved));
+        now.remove_workload("shop/w8");
+        now.remove_service("shop/s");
+        let changes = now.changes_since(&before);
+        let mut uids: Vec<&str> = changes.uids().map(|uid| &**uid).collect();
+        uids.sort_unstable();
+        assert_eq!(uids, ["shop/w7", "shop/w8"]);
+        assert!(changes.has_lost_workloads() && changes.touch_node("n1") && changes.touch_node("n2"));
+        assert!(!changes.touch_node("n3") && !changes.policies && !changes.ranges);
+        assert_eq!(
+            (
+                changes.addresses.len(),
+                changes.services.len(),
+                changes.service_addresses.len()
+            ),
+            (2, 1, 1)
+        );
+        assert_eq!(
+            (now.local_workloads("n1").count(), now.local_workloads("n2").count()),
+            (98, 1)
+        );
+        assert!(now.workload_by_addr("10.0.0.8".parse().unwrap()).is_none());
+        assert!(before.workload_by_addr("10.0.0.8".parse().unwrap()).is_some());
+    }
 }

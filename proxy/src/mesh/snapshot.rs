@@ -135,6 +135,11 @@ impl Mesh {
         self.workloads.values()
     }
 
+    /// How many workloads there are.
+    pub fn workload_count(&self) -> usize {
+        self.workloads.len()
+    }
+
     /// The workloads of a node, in the mesh and outside, in the source's order.
     pub fn local_workloads(&self, node: &str) -> impl Iterator<Item = &Arc<Workload>> {
         self.workloads_by_node.get(node).into_iter().flatten()

@@ -94,6 +94,11 @@ impl Enrolment {
         }
     }
 
+    /// The node whose pods these are.
+    pub fn node(&self) -> &str {
+        &self.node
+    }
+
     /// Makes the enrolled pods those that the mesh says. Returns whether some pod has to be tried again.
     pub fn reconcile(&mut self, mesh: &Mesh) -> bool {
         let wanted = self.wanted(mesh);

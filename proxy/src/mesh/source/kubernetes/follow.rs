@@ -204,3 +204,6 @@ impl Follower {
 fn jittered(wait: Duration) -> Duration {
     wait.mul_f64(0.5 + fastrand::f64() / 2.0)
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,6 +6,7 @@ pub(super) enum Kind {
     Namespaces,
     Nodes,
     Pods,
+    ServiceRanges,
     Services,
     EndpointSlices,
     AuthorizationPolicies,
@@ -22,10 +23,11 @@ pub(super) enum Encoding {
 
 impl Kind {
     /// What the agent of a node follows.
-    pub(super) const ALL: [Self; 7] = [
+    pub(super) const ALL: [Self; 8] = [
         Self::Namespaces,
         Self::Nodes,
         Self::Pods,
+        Self::ServiceRanges,
         Self::Services,
         Self::EndpointSlices,
         Self::AuthorizationPolicies,
@@ -39,6 +41,7 @@ impl Kind {
             Self::Namespaces => "namespaces",
             Self::Nodes => "nodes",
             Self::Pods => "pods",
+            Self::ServiceRanges => "servicecidrs",
             Self::Services => "services",
             Self::EndpointSlices => "endpointslices",
             Self::AuthorizationPolicies => "authorizationpolicies",
@@ -53,6 +56,7 @@ impl Kind {
             Self::Nodes => "/api/v1/nodes?",
             // What is not scheduled yet runs nowhere.
             Self::Pods => "/api/v1/pods?fieldSelector=spec.nodeName%21%3D&",
+            Self::ServiceRanges => "/apis/networking.k8s.io/v1/servicecidrs?",
             Self::Services => "/api/v1/services?",
             // Those of services without addresses of their own are never asked for.
             Self::EndpointSlices => {
@@ -72,6 +76,9 @@ impl Kind {
 
     /// Whether a cluster may be without its definition.
     pub(super) fn is_optional(self) -> bool {
-        self.encoding() == Encoding::Json
+        matches!(
+            self,
+            Self::ServiceRanges | Self::AuthorizationPolicies | Self::PeerAuthentications
+        )
     }
 }

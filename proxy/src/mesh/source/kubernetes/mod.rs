@@ -9,6 +9,8 @@ mod follow;
 mod health;
 mod hook;
 mod kind;
+#[cfg(test)]
+mod measure;
 mod objects;
 mod pods;
 mod services;
@@ -139,15 +141,16 @@ impl KubernetesSource {
     }
 
     fn publish(&self, mesh: Mesh) {
-        let (workloads, services) = (mesh.workloads().count(), mesh.services().count());
+        if !*self.whole.borrow() {
+            let (workloads, services) = (mesh.workload_count(), mesh.services().count());
+            tracing::info!(workloads, services, "the cluster's state is known");
+        }
         let generation = self.mesh.publish(mesh);
         self.status.update(|status| {
             status.last_loaded = SystemTime::now();
             status.generation = generation;
         });
-        if !self.whole.send_replace(true) {
-            tracing::info!(generation, workloads, services, "the cluster's state is known");
-        }
+        self.whole.send_replace(true);
     }
 }
 

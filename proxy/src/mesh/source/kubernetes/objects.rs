@@ -75,6 +75,14 @@ pub(super) struct Pod {
     pub(super) details: Option<PodDetails>,
 }
 
+/// Where addresses of services lie.
+#[derive(Debug, PartialEq)]
+pub(super) struct ServiceRange {
+    pub(super) name: String,
+    pub(super) uid: String,
+    pub(super) ranges: Vec<IpNet>,
+}
+
 /// A service with addresses of its own.
 #[derive(Debug, PartialEq)]
 pub(super) struct Service {
@@ -139,7 +147,7 @@ pub(super) fn node(bytes: Bytes) -> Result<Node, DecodeError> {
             zone = value.to_owned();
         }
     })?;
-    let ranges = if spec.pod_cidrs.is_empty() {
+    let of_pods = if spec.pod_cidrs.is_empty() {
         vec![spec.pod_cidr]
     } else {
         spec.pod_cidrs
@@ -151,10 +159,7 @@ pub(super) fn node(bytes: Bytes) -> Result<Node, DecodeError> {
         uid: required(&meta.uid, "uid")?,
         zone,
         addresses: addresses.filter_map(|address| ip(&address.address)).collect(),
-        pod_ranges: ranges
-            .iter()
-            .filter_map(|range| text(range).ok()?.parse().ok())
-            .collect(),
+        pod_ranges: ranges(&of_pods),
     })
 }
 
@@ -231,6 +236,16 @@ pub(super) fn pod(bytes: Bytes, view: View<'_>) -> Result<Pod, DecodeError> {
         deleting,
         created: meta.creation_timestamp.unwrap_or_default().seconds,
         details,
+    })
+}
+
+pub(super) fn service_range(bytes: Bytes) -> Result<ServiceRange, DecodeError> {
+    let object = wire::ServiceCidr::decode(bytes)?;
+    let meta = object.metadata.unwrap_or_default();
+    Ok(ServiceRange {
+        name: required(&meta.name, "name")?,
+        uid: required(&meta.uid, "uid")?,
+        ranges: ranges(&object.spec.unwrap_or_default().cidrs),
     })
 }
 
@@ -356,6 +371,13 @@ fn required(bytes: &Bytes, what: &'static str) -> Result<String, DecodeError> {
     some(bytes)?.map(str::to_owned).ok_or(DecodeError::Lacks(what))
 }
 
+fn ranges(texts: &[Bytes]) -> Vec<IpNet> {
+    texts
+        .iter()
+        .filter_map(|range| text(range).ok()?.parse().ok())
+        .collect()
+}
+
 /// An address that something can be reached at.
 fn ip(bytes: &Bytes) -> Option<IpAddr> {
     let ip: IpAddr = text(bytes).ok()?.parse().ok()?;
@@ -380,3 +402,6 @@ pub(super) fn named(bytes: Bytes) -> Result<Named, DecodeError> {
         uid: required(&meta.uid, "uid")?,
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,8 +4,6 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use ipnet::IpNet;
-
 use super::error::DecodeError;
 use super::objects;
 use super::strings::Strings;
@@ -240,9 +238,4 @@ impl Pods {
             _ => {}
         }
     }
-}
-
-/// The least ranges that hold what these do: the ranges of many nodes are often parts of one.
-pub(super) fn merged(ranges: Vec<IpNet>) -> Vec<IpNet> {
-    IpNet::aggregate(&ranges)
 }

@@ -1,11 +1,12 @@
 //! The cluster as far as it is known, and the mesh that follows from it, kept up object by object.
 
+mod policies;
+mod ranges;
+mod services;
+
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
-
-use ipnet::IpNet;
-use serde_json::Value;
 
 use super::api::Object;
 use super::error::DecodeError;
@@ -13,11 +14,14 @@ use super::follow::Event;
 use super::hook::{PolicyConversion, PolicyKind};
 use super::kind::Kind;
 use super::objects;
-use super::pods::{self, Claim, Pod, Pods};
-use super::services::{self, Slice};
+use super::pods::{Claim, Pod, Pods};
+use super::services::Slice;
 use super::settings::{KubernetesSettings, View};
 use super::strings::Strings;
 use crate::mesh::{self, Mesh};
+use ipnet::IpNet;
+
+use policies::{named, policy_kind};
 
 /// An object that is kept: which one it is of those of its name, and in which list it was last.
 struct Kept<T> {
@@ -39,6 +43,10 @@ pub(super) struct State {
     whole: HashSet<Kind>,
     namespaces: HashMap<Arc<str>, Kept<Option<bool>>>,
     nodes: HashMap<Arc<str>, Kept<Vec<IpNet>>>,
+    /// Where the addresses of services lie, by the name of the object that says so.
+    service_ranges: HashMap<Arc<str>, Kept<Vec<IpNet>>>,
+    /// An address of the cluster that is known not to lie where they should.
+    stray: Option<IpAddr>,
     pods: Pods,
     services: HashMap<Arc<str>, Kept<objects::Service>>,
     /// By the service's `namespace/name`, then the slice's name.
@@ -55,6 +63,8 @@ struct Stale {
     services: HashSet<Arc<str>>,
     ranges: bool,
     policies: bool,
+    /// The workloads of all pods.
+    pods: bool,
     /// Whether anything has changed at all.
     any: bool,
 }
@@ -72,6 +82,8 @@ impl State {
             whole: HashSet::new(),
             namespaces: HashMap::new(),
             nodes: HashMap::new(),
+            service_ranges: HashMap::new(),
+            stray: None,
             pods: Pods::default(),
             services: HashMap::new(),
             slices: HashMap::new(),
@@ -119,11 +131,14 @@ impl State {
         if std::mem::take(&mut self.stale.policies) {
             self.remake_policies();
         }
+        if std::mem::take(&mut self.stale.pods) {
+            self.remake_pods(|_| true);
+        }
         for name in std::mem::take(&mut self.stale.services) {
             self.remake_service(&name);
         }
         if std::mem::take(&mut self.stale.ranges) {
-            self.mesh.set_cluster_ranges(self.cluster_ranges());
+            self.remake_ranges();
         }
         Some(self.mesh.clone())
     }
@@ -156,6 +171,7 @@ impl State {
                 let pod = objects::pod(bytes, view)?;
                 self.set_pod(pod, list)?;
             }
+            Kind::ServiceRanges => self.set_service_range(objects::service_range(bytes)?, list),
             Kind::Services => self.set_service(objects::service(bytes)?, list),
             Kind::EndpointSlices => self.set_slice(objects::slice(bytes)?, list),
             Kind::AuthorizationPolicies | Kind::PeerAuthentications => {}
@@ -179,6 +195,7 @@ impl State {
             Kind::Pods => self.remove_pod(&uid),
             Kind::Namespaces if is_same(&self.namespaces, &name, &uid) => self.remove_namespace(&name),
             Kind::Nodes if is_same(&self.nodes, &name, &uid) => self.remove_node(&name),
+            Kind::ServiceRanges if is_same(&self.service_ranges, &name, &uid) => self.remove_service_range(&name),
             Kind::Services => {
                 let key = format!("{namespace}/{name}");
                 if is_same(&self.services, &key, &uid) {
@@ -202,6 +219,10 @@ impl State {
                 .iter()
                 .for_each(|name| self.remove_node(name)),
             Kind::Pods => self.pods.missing(list).iter().for_each(|uid| self.remove_pod(uid)),
+            Kind::ServiceRanges => {
+                let gone = missing(&self.service_ranges, list);
+                gone.iter().for_each(|name| self.remove_service_range(name));
+            }
             Kind::Services => missing(&self.services, list)
                 .iter()
                 .for_each(|name| self.remove_service(name)),
@@ -291,6 +312,29 @@ impl State {
         self.remake_pods(|pod| &*pod.workload.node == name);
     }
 
+    fn set_service_range(&mut self, range: objects::ServiceRange, list: u32) {
+        let name = self.strings.share(&range.name);
+        let kept = Kept {
+            uid: range.uid,
+            list,
+            value: range.ranges,
+        };
+        let before = self.service_ranges.insert(Arc::clone(&name), kept);
+        let differs = before.is_none_or(|before| {
+            self.service_ranges
+                .get(&name)
+                .is_none_or(|now| now.value != before.value)
+        });
+        self.stale.ranges |= differs;
+        self.stale.any |= differs;
+    }
+
+    fn remove_service_range(&mut self, name: &str) {
+        self.service_ranges.remove(name);
+        self.stale.ranges = true;
+        self.stale.any = true;
+    }
+
     fn set_pod(&mut self, pod: objects::Pod, list: u32) -> Result<(), DecodeError> {
         // Where the agent is not, a pod that has ended is nobody's peer any more.
         if pod.finished && pod.details.is_none() {
@@ -299,6 +343,10 @@ impl State {
         }
         let pod = Pod::new(pod, list, &self.settings.trust_domain, &mut self.strings)?;
         let uid = Arc::clone(&pod.workload.uid);
+        pod.workload
+            .addresses
+            .iter()
+            .for_each(|address| self.note_address(address));
         // Of an address that changes hands both must be known.
         let mut touched: Vec<IpAddr> = pod.workload.addresses.clone();
         let known = self.pods.insert(pod);
@@ -311,7 +359,10 @@ impl State {
                     .collect::<Vec<_>>(),
             );
         }
-        self.remake_pod(&uid, &touched);
+        match self.is_whole() {
+            true => self.remake_pod(&uid, &touched),
+            false => self.stale.pods = true,
+        }
         Ok(())
     }
 
@@ -324,13 +375,13 @@ impl State {
 
     /// Makes the workloads of these pods anew.
     fn remake_pods(&mut self, which: impl Fn(&Pod) -> bool) {
-        // While the first lists come in, all is made at their end.
-        let uids: Vec<Arc<str>> = self
-            .pods
-            .iter()
-            .filter(|pod| which(pod))
-            .map(|pod| Arc::clone(&pod.workload.uid))
-            .collect();
+        if !self.is_whole() {
+            // What they depend on comes in any order: all are made once it is there.
+            self.stale.pods = true;
+            return;
+        }
+        let which = self.pods.iter().filter(|pod| which(pod));
+        let uids: Vec<Arc<str>> = which.map(|pod| Arc::clone(&pod.workload.uid)).collect();
         for uid in uids {
             let addresses = self
                 .pods
@@ -356,7 +407,6 @@ impl State {
         };
         let Some(pod) = self.pods.get_mut(uid) else { return };
         pod.derive(mode, own, zone, policies);
-        let workload = Arc::clone(&pod.workload);
         let was = self.mesh.workload_by_uid(uid);
         match mode {
             // Its namespace will tell whether it is to be in the mesh: until then nobody knows.
@@ -364,11 +414,14 @@ impl State {
                 self.stale.any |= was.is_some();
                 self.mesh.remove_workload(uid);
             }
-            Some(_) if was == Some(&workload) => {}
-            Some(_) => {
-                self.stale.any = true;
-                self.mesh.set_workload(&workload);
-            }
+            Some(_) => match was {
+                // Kept once.
+                Some(was) if *was == pod.workload => pod.workload = Arc::clone(was),
+                _ => {
+                    self.stale.any = true;
+                    self.mesh.set_workload(&pod.workload);
+                }
+            },
         }
         self.settle(touched);
     }
@@ -389,120 +442,6 @@ impl State {
             self.mesh.set_address(*address, owner.as_ref());
         }
     }
-
-    fn set_service(&mut self, service: objects::Service, list: u32) {
-        let key = self.strings.share(&format!("{}/{}", service.namespace, service.name));
-        self.mark_service(&key);
-        let kept = Kept {
-            uid: service.uid.clone(),
-            list,
-            value: service,
-        };
-        self.services.insert(key, kept);
-    }
-
-    fn remove_service(&mut self, key: &str) {
-        self.services.remove(key);
-        let key = self.strings.share(key);
-        self.mark_service(&key);
-    }
-
-    fn set_slice(&mut self, slice: objects::Slice, list: u32) {
-        let own = self.strings.share(&format!("{}/{}", slice.namespace, slice.name));
-        if slice.service.is_empty() {
-            return self.remove_slice(&slice.namespace, &slice.name, None);
-        }
-        let owner = self.strings.share(&format!("{}/{}", slice.namespace, slice.service));
-        if self.slice_owner.get(&own).is_some_and(|known| *known != owner) {
-            self.remove_slice(&slice.namespace, &slice.name, None);
-        }
-        let (name, uid) = (slice.name.clone(), slice.uid.clone());
-        let value = Slice::new(slice, &mut self.strings);
-        let slices = self.slices.entry(Arc::clone(&owner)).or_default();
-        let before = slices.get(&name).map(|known| &known.value);
-        let differs = before != Some(&value);
-        slices.insert(name, Kept { uid, list, value });
-        self.slice_owner.insert(own, Arc::clone(&owner));
-        if differs {
-            self.mark_service(&owner);
-        }
-    }
-
-    /// Removes a slice, where it is the one of that uid.
-    fn remove_slice(&mut self, namespace: &str, name: &str, uid: Option<&str>) {
-        let own = format!("{namespace}/{name}");
-        let Some(owner) = self.slice_owner.get(own.as_str()).cloned() else {
-            return;
-        };
-        let Some(slices) = self.slices.get_mut(&owner) else {
-            return;
-        };
-        if slices
-            .get(name)
-            .is_some_and(|known| uid.is_some_and(|uid| known.uid != uid))
-        {
-            return;
-        }
-        slices.remove(name);
-        if slices.is_empty() {
-            self.slices.remove(&owner);
-        }
-        self.slice_owner.remove(own.as_str());
-        self.mark_service(&owner);
-    }
-
-    fn mark_service(&mut self, key: &Arc<str>) {
-        self.stale.services.insert(Arc::clone(key));
-        self.stale.any = true;
-    }
-
-    fn remake_service(&mut self, key: &Arc<str>) {
-        let service = self.services.get(key).filter(|known| !known.value.addresses.is_empty());
-        let Some(Kept { value: service, .. }) = service else {
-            return self.mesh.remove_service(key);
-        };
-        let slices = self.slices.get(key).into_iter().flat_map(|slices| slices.values());
-        let slices = slices.map(|kept| &kept.value);
-        let service = services::resolve(service, slices, &self.settings.cluster_domain, &mut self.strings);
-        if self.mesh.service_by_name(key).is_none_or(|known| **known != service) {
-            self.mesh.set_service(&Arc::new(service));
-        }
-    }
-
-    fn set_policy(&mut self, kind: Kind, object: Value, list: u32) -> Result<(), DecodeError> {
-        let Some(kind) = policy_kind(kind) else { return Ok(()) };
-        let (namespace, name) = named(&object)?;
-        self.policy_objects
-            .insert((kind, namespace.to_owned(), name.to_owned()), list);
-        let changed = self.policies.set(kind, object);
-        self.stale.policies |= changed;
-        self.stale.any |= changed;
-        Ok(())
-    }
-
-    fn remove_policy(&mut self, kind: PolicyKind, namespace: &str, name: &str) {
-        self.policy_objects
-            .remove(&(kind, namespace.to_owned(), name.to_owned()));
-        let changed = self.policies.remove(kind, namespace, name);
-        self.stale.policies |= changed;
-        self.stale.any |= changed;
-    }
-
-    fn remake_policies(&mut self) {
-        if let Err(error) = self.mesh.set_policies(self.policies.policies()) {
-            tracing::error!("{error}; the policies stay as they were");
-        }
-        self.remake_pods(|pod| pod.workload.pod.is_some());
-    }
-
-    /// Where the cluster's addresses lie: as the settings say, and as the nodes do.
-    fn cluster_ranges(&self) -> Vec<IpNet> {
-        let mut ranges = self.settings.cluster_ranges.clone();
-        ranges.extend(self.nodes.values().flat_map(|node| &node.value));
-        ranges.sort_unstable();
-        ranges.dedup();
-        pods::merged(ranges)
-    }
 }
 
 fn is_same<T>(kept: &HashMap<Arc<str>, Kept<T>>, key: &str, uid: &str) -> bool {
@@ -514,15 +453,5 @@ fn missing<T>(kept: &HashMap<Arc<str>, Kept<T>>, list: u32) -> Vec<Arc<str>> {
     missing.map(|(key, _)| Arc::clone(key)).collect()
 }
 
-fn policy_kind(kind: Kind) -> Option<PolicyKind> {
-    match kind {
-        Kind::AuthorizationPolicies => Some(PolicyKind::AuthorizationPolicy),
-        Kind::PeerAuthentications => Some(PolicyKind::PeerAuthentication),
-        _ => None,
-    }
-}
-
-fn named(object: &Value) -> Result<(&str, &str), DecodeError> {
-    let text = |field: &'static str| object["metadata"][field].as_str().ok_or(DecodeError::Lacks(field));
-    Ok((text("namespace")?, text("name")?))
-}
+#[cfg(test)]
+mod tests;

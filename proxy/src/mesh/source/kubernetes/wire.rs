@@ -284,6 +284,20 @@ pub(super) struct EndpointPort {
     pub(super) port: Option<i32>,
 }
 
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct ServiceCidr {
+    #[prost(message, optional, tag = "1")]
+    pub(super) metadata: Option<ObjectMeta>,
+    #[prost(message, optional, tag = "2")]
+    pub(super) spec: Option<ServiceCidrSpec>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct ServiceCidrSpec {
+    #[prost(bytes = "bytes", repeated, tag = "1")]
+    pub(super) cidrs: Vec<Bytes>,
+}
+
 /// The message within an envelope.
 pub(super) fn open(mut envelope: Bytes) -> Result<Bytes, DecodeError> {
     if !envelope.starts_with(MAGIC) {

@@ -1,0 +1,49 @@
+//! Policies, as far as this source has to do with them.
+
+use serde_json::Value;
+
+use super::State;
+use crate::mesh::source::kubernetes::error::DecodeError;
+use crate::mesh::source::kubernetes::hook::PolicyKind;
+use crate::mesh::source::kubernetes::kind::Kind;
+
+impl State {
+    pub(super) fn set_policy(&mut self, kind: Kind, object: Value, list: u32) -> Result<(), DecodeError> {
+        let Some(kind) = policy_kind(kind) else { return Ok(()) };
+        let (namespace, name) = named(&object)?;
+        self.policy_objects
+            .insert((kind, namespace.to_owned(), name.to_owned()), list);
+        let changed = self.policies.set(kind, object);
+        self.stale.policies |= changed;
+        self.stale.any |= changed;
+        Ok(())
+    }
+
+    pub(super) fn remove_policy(&mut self, kind: PolicyKind, namespace: &str, name: &str) {
+        self.policy_objects
+            .remove(&(kind, namespace.to_owned(), name.to_owned()));
+        let changed = self.policies.remove(kind, namespace, name);
+        self.stale.policies |= changed;
+        self.stale.any |= changed;
+    }
+
+    pub(super) fn remake_policies(&mut self) {
+        if let Err(error) = self.mesh.set_policies(self.policies.policies()) {
+            tracing::error!("{error}; the policies stay as they were");
+        }
+        self.remake_pods(|pod| pod.workload.pod.is_some());
+    }
+}
+
+pub(super) fn policy_kind(kind: Kind) -> Option<PolicyKind> {
+    match kind {
+        Kind::AuthorizationPolicies => Some(PolicyKind::AuthorizationPolicy),
+        Kind::PeerAuthentications => Some(PolicyKind::PeerAuthentication),
+        _ => None,
+    }
+}
+
+pub(super) fn named(object: &Value) -> Result<(&str, &str), DecodeError> {
+    let text = |field: &'static str| object["metadata"][field].as_str().ok_or(DecodeError::Lacks(field));
+    Ok((text("namespace")?, text("name")?))
+}
