@@ -1,5 +1,5 @@
-//! The listeners of admin page and metrics page: few connections, none of them idle for long; the admin page's is for
-//! loopback only.
+//! The admin page's listener: few connections, none of them idle for long, and from loopback only where the page tells
+//! more than anybody may know.
 
 use std::future::Future;
 use std::io;
@@ -30,16 +30,10 @@ pub enum AdminError {
     )]
     NotLoopback(SocketAddr),
     /// The address cannot be listened on.
-    #[error("cannot serve the admin page on {address}; is another proxy running? --admin sets another address")]
+    #[error(
+        "cannot serve on {address}; is another proxy running? --admin, --metrics and, of adit ca, --health set other addresses"
+    )]
     Bind {
-        /// The address.
-        address: SocketAddr,
-        /// Why.
-        source: io::Error,
-    },
-    /// The metrics page's address cannot be listened on.
-    #[error("cannot serve metrics on {address}; is another proxy running? --metrics sets another address")]
-    BindMetrics {
         /// The address.
         address: SocketAddr,
         /// Why.
@@ -47,7 +41,7 @@ pub enum AdminError {
     },
 }
 
-/// The listener of one of the pages.
+/// A listener for few connections.
 #[derive(Debug)]
 pub struct AdminListener {
     inner: TcpListener,
@@ -63,27 +57,24 @@ impl AdminListener {
         if !address.ip().is_loopback() {
             return Err(AdminError::NotLoopback(address));
         }
+        Self::listen(address, true).await
+    }
+
+    /// Listens on any address, for a page that tells and does nothing that not everybody may know and do.
+    pub async fn bind_anywhere(address: SocketAddr) -> Result<Self, AdminError> {
+        Self::listen(address, false).await
+    }
+
+    async fn listen(address: SocketAddr, loopback_only: bool) -> Result<Self, AdminError> {
         let inner = TcpListener::bind(address)
             .await
             .map_err(|source| AdminError::Bind { address, source })?;
-        Ok(Self::new(inner, true))
-    }
-
-    /// Listens on any address: for the metrics page.
-    pub async fn bind_for_metrics(address: SocketAddr) -> Result<Self, AdminError> {
-        let inner = TcpListener::bind(address)
-            .await
-            .map_err(|source| AdminError::BindMetrics { address, source })?;
-        Ok(Self::new(inner, false))
-    }
-
-    fn new(inner: TcpListener, loopback_only: bool) -> Self {
-        Self {
+        Ok(Self {
             inner,
             loopback_only,
             slots: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
             idle: IDLE,
-        }
+        })
     }
 
     /// The address, with the port that the kernel chose where 0 was asked for.

@@ -98,7 +98,12 @@ async fn index() -> &'static str {
 }
 
 async fn ready(State(state): State<AdminState>) -> Response {
-    let pending = state.readiness.items();
+    readiness_page(&state.readiness)
+}
+
+/// 200 when ready, else 503 and what is pending.
+pub(crate) fn readiness_page(readiness: &Readiness) -> Response {
+    let pending = readiness.items();
     if pending.is_empty() {
         return "ready\n".into_response();
     }
@@ -111,18 +116,7 @@ async fn ready(State(state): State<AdminState>) -> Response {
 }
 
 async fn metrics(State(state): State<AdminState>, headers: HeaderMap) -> Response {
-    let accept = headers
-        .get(header::ACCEPT)
-        .and_then(|accept| accept.to_str().ok())
-        .unwrap_or_default();
-    let (exposition, content_type) = if accept.contains("application/openmetrics-text") {
-        (
-            Exposition::OpenMetrics,
-            "application/openmetrics-text; version=1.0.0; charset=utf-8",
-        )
-    } else {
-        (Exposition::Prometheus, "text/plain; version=0.0.4; charset=utf-8")
-    };
+    let (exposition, content_type) = exposition(&headers);
     aside(move || {
         (
             [(header::CONTENT_TYPE, content_type)],
@@ -131,6 +125,22 @@ async fn metrics(State(state): State<AdminState>, headers: HeaderMap) -> Respons
             .into_response()
     })
     .await
+}
+
+/// The form of metrics that a request asks for, and its content type.
+pub(crate) fn exposition(headers: &HeaderMap) -> (Exposition, &'static str) {
+    let accept = headers
+        .get(header::ACCEPT)
+        .and_then(|accept| accept.to_str().ok())
+        .unwrap_or_default();
+    if accept.contains("application/openmetrics-text") {
+        (
+            Exposition::OpenMetrics,
+            "application/openmetrics-text; version=1.0.0; charset=utf-8",
+        )
+    } else {
+        (Exposition::Prometheus, "text/plain; version=0.0.4; charset=utf-8")
+    }
 }
 
 #[derive(Debug, Deserialize)]

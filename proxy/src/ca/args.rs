@@ -6,16 +6,26 @@ use std::io::Write;
 use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use clap::Args;
+use clap::{Args, ValueEnum};
+use ipnet::IpNet;
 
-use super::authorize::{Placement, ServiceAccount};
-use super::serve::{Settings, serve};
-use super::token::{TokenRequest, make};
-use crate::identity::TrustDomain;
+use super::authority::Authority;
+use super::authorize::{PodRules, ServiceAccount};
+use super::cluster::{self, ClusterSettings, Upkeep};
+use super::counts::Counts;
+use super::health::serve_health;
+use super::review::Reviewer;
+use super::serve::{Server, Settings};
+use super::service::Callers;
+use super::token::{TokenRequest, TokenVerifier, make};
+use crate::admin::Readiness;
+use crate::identity::{BoxFuture, TrustDomain};
+use crate::mesh::MeshHandle;
 
 /// Run the certificate authority.
 ///
@@ -30,26 +40,13 @@ pub struct CaArgs {
     /// Address and port to listen on.
     #[arg(long, env = "ADIT_CA_LISTEN", value_name = "ADDRESS", default_value = "[::]:15012")]
     pub listen: SocketAddr,
-    /// DNS name or IP address under which clients reach the CA. May be given more than once.
-    #[arg(
-        long = "name",
-        env = "ADIT_CA_NAMES",
-        value_name = "NAME",
-        value_delimiter = ',',
-        default_value = "adit-ca.adit-system.svc,localhost,127.0.0.1,::1"
-    )]
+    /// DNS name or IP address under which clients reach the CA. May be given more than once. [default: in a cluster the
+    /// names of the Service adit-ca, else adit-ca.adit-system.svc, localhost and its addresses]
+    #[arg(long = "name", env = "ADIT_CA_NAMES", value_name = "NAME", value_delimiter = ',')]
     pub names: Vec<String>,
-    /// The trust domain to sign for.
-    #[arg(
-        long,
-        env = "ADIT_CA_TRUST_DOMAIN",
-        value_name = "NAME",
-        default_value = "cluster.local"
-    )]
-    pub trust_domain: TrustDomain,
-    /// The mesh file: which workloads run on which node. Read again when it changes.
+    /// The same as --mesh-file.
     #[arg(long, env = "ADIT_CA_MESH", value_name = "FILE")]
-    pub mesh: PathBuf,
+    pub mesh: Option<PathBuf>,
     /// JSON Web Key Set file to verify callers' tokens with. Read again when it changes.
     #[arg(
         long,
@@ -61,9 +58,12 @@ pub struct CaArgs {
     /// The issuer that callers' tokens must come from.
     #[arg(long, env = "ADIT_CA_ISSUER", value_name = "URL", default_value = DEFAULT_ISSUER)]
     pub issuer: String,
-    /// The audience that callers' tokens must be for.
-    #[arg(long, env = "ADIT_CA_AUDIENCE", value_name = "NAME", default_value = DEFAULT_AUDIENCE)]
-    pub audience: String,
+    /// The audience that callers' tokens must be for. May be given more than once.
+    #[arg(
+        long = "audience", env = "ADIT_CA_AUDIENCE", value_name = "NAME", value_delimiter = ',',
+        default_value = DEFAULT_AUDIENCE
+    )]
+    pub audiences: Vec<String>,
     /// Service account of the node proxies, as namespace/name. May be given more than once.
     #[arg(
         long = "node-proxy", env = "ADIT_CA_NODE_PROXIES", value_name = "ACCOUNT", value_delimiter = ',',
@@ -76,6 +76,47 @@ pub struct CaArgs {
     /// The lifetime granted to callers that ask for none.
     #[arg(long, env = "ADIT_CA_DEFAULT_TTL", value_name = "DURATION", default_value = "24h", value_parser = duration)]
     pub default_ttl: Duration,
+    /// Where readiness and metrics are served, for probes and Prometheus; nowhere if left out.
+    #[arg(long, env = "ADIT_CA_HEALTH", value_name = "ADDRESS")]
+    pub health: Option<SocketAddr>,
+    /// In a cluster: the CA's own namespace, with its Secret and its ConfigMap.
+    #[arg(long, env = "ADIT_CA_NAMESPACE", value_name = "NAME", default_value = "adit-system")]
+    pub namespace: String,
+    /// In a cluster: the Secret of the CA's own root, made on first start and never changed.
+    #[arg(long, env = "ADIT_CA_KEY_SECRET", value_name = "NAME", default_value = "adit-ca-key")]
+    pub key_secret: String,
+    /// In a cluster: a Secret with an intermediate of another hierarchy, to sign by instead: ca-cert.pem, ca-key.pem,
+    /// root-cert.pem and cert-chain.pem as Istio has them, or tls.crt, tls.key and ca.crt as cert-manager has.
+    #[arg(long, env = "ADIT_CA_INTERMEDIATE_SECRET", value_name = "NAME")]
+    pub intermediate_secret: Option<String>,
+    /// In a cluster: the ConfigMap that the root is published in.
+    #[arg(
+        long,
+        env = "ADIT_CA_ROOT_CONFIG_MAP",
+        value_name = "NAME",
+        default_value = "adit-ca-root"
+    )]
+    pub root_config_map: String,
+    /// In a cluster: whether a call must come from an address of its caller's node.
+    #[arg(
+        long,
+        env = "ADIT_CA_CHECK_CALLER_ADDRESS",
+        value_name = "SWITCH",
+        default_value = "on"
+    )]
+    pub check_caller_address: Switch,
+    /// In a cluster: addresses from which the proxy of any node may call, where the network rewrites them.
+    #[arg(long, env = "ADIT_CA_CALLER_RANGES", value_name = "CIDR", value_delimiter = ',')]
+    pub caller_ranges: Vec<IpNet>,
+}
+
+/// Whether something is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    /// It is.
+    On,
+    /// It is not.
+    Off,
 }
 
 /// Make a node token, for use without a cluster.
@@ -117,33 +158,118 @@ pub struct TokenArgs {
 }
 
 const DEFAULT_ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
-const DEFAULT_AUDIENCE: &str = "istio-ca";
-const DEFAULT_NODE_PROXY: &str = "adit-system/adit";
+const DEFAULT_AUDIENCE: &str = "adit-ca";
+const DEFAULT_NODE_PROXY: &str = "adit-system/adit-node";
+/// The Service's name in a cluster.
+const SERVICE: &str = "adit-ca";
+/// How long connections are still accepted after the stop was asked for: the Service leads here for a moment longer.
+const LAME_DUCK: Duration = Duration::from_secs(2);
 
-impl From<CaArgs> for Settings {
-    fn from(args: CaArgs) -> Self {
-        Self {
-            dir: args.dir,
-            listen: args.listen,
-            names: args.names,
-            trust_domain: args.trust_domain,
-            jwks: args.jwks,
-            issuer: args.issuer,
-            audience: args.audience,
-            node_proxies: args.node_proxies,
-            max_ttl: args.max_ttl,
-            default_ttl: args.default_ttl,
+/// What the command line does not say.
+pub struct Surroundings {
+    /// The workloads and nodes, kept up to date by somebody else.
+    pub mesh: MeshHandle,
+    /// Completes when the mesh is whole for the first time.
+    pub synced: BoxFuture<'static, ()>,
+    /// The cluster, where the mesh is that of a cluster.
+    pub client: Option<kube::Client>,
+    /// The cluster's DNS domain.
+    pub cluster_domain: String,
+    /// The trust domain to sign for.
+    pub trust_domain: TrustDomain,
+}
+
+/// `adit ca`: serves until `shutdown` completes and open calls have ended.
+pub async fn run(
+    args: CaArgs,
+    surroundings: Surroundings,
+    shutdown: impl Future<Output = ()> + Send,
+) -> anyhow::Result<()> {
+    let (readiness, counts) = (Readiness::new(), Counts::default());
+    let starting = readiness.pending("start");
+    if let Some(address) = args.health {
+        serve_health(address, readiness.clone(), &counts).await?;
+    }
+    let mut shutdown = pin!(shutdown);
+    let opening = open(&args, &surroundings, &readiness, &counts);
+    // The cluster may keep us waiting for long.
+    let (authority, callers, upkeep) = tokio::select! {
+        opened = opening => opened?,
+        () = &mut shutdown => return Ok(()),
+    };
+    let in_cluster = surroundings.client.is_some();
+    let settings = Settings {
+        names: names(&args, in_cluster, &surroundings.cluster_domain),
+        pods: in_cluster.then(|| PodRules {
+            check_address: args.check_caller_address == Switch::On,
+            caller_ranges: args.caller_ranges,
+        }),
+        listen: args.listen,
+        node_proxies: args.node_proxies,
+        max_ttl: args.max_ttl,
+        default_ttl: args.default_ttl,
+    };
+    let server = Server::bind(settings, authority, callers, surroundings.mesh, counts).await?;
+    let synced = readiness.pending("the first whole state of the mesh");
+    tokio::spawn(async move {
+        surroundings.synced.await;
+        synced.done();
+    });
+    starting.done();
+    let stop = async {
+        shutdown.await;
+        if in_cluster {
+            let _stopping = readiness.pending("stopping");
+            tokio::time::sleep(LAME_DUCK).await;
         }
+    };
+    tokio::select! {
+        served = server.run(stop) => Ok(served?),
+        error = upkeep => Err(error.into()),
     }
 }
 
-/// `adit ca`: serves until `shutdown` completes. `placement` is what the mesh file (`CaArgs::mesh`) says.
-pub async fn run(
-    args: CaArgs,
-    placement: Arc<dyn Placement>,
-    shutdown: impl Future<Output = ()> + Send,
-) -> anyhow::Result<()> {
-    Ok(serve(args.into(), placement, shutdown).await?)
+async fn open(
+    args: &CaArgs,
+    surroundings: &Surroundings,
+    readiness: &Readiness,
+    counts: &Counts,
+) -> anyhow::Result<(Arc<Authority>, Callers, Upkeep)> {
+    let audiences = args.audiences.clone();
+    let Some(client) = &surroundings.client else {
+        let authority = Arc::new(Authority::open(&args.dir, &surroundings.trust_domain)?);
+        let tokens = TokenVerifier::new(args.jwks.clone(), args.issuer.clone(), audiences);
+        return Ok((authority, Callers::KeySet(tokens), Box::pin(std::future::pending())));
+    };
+    let settings = ClusterSettings {
+        namespace: args.namespace.clone(),
+        key_secret: args.key_secret.clone(),
+        intermediate_secret: args.intermediate_secret.clone(),
+        root_config_map: args.root_config_map.clone(),
+    };
+    let opened = cluster::open(client.clone(), &settings, &surroundings.trust_domain, readiness);
+    let (authority, upkeep) = opened.await?;
+    let reviewer = Reviewer::new(client.clone(), audiences, counts.clone());
+    Ok((authority, Callers::Reviewed(reviewer), upkeep))
+}
+
+/// The names of the serving certificate.
+fn names(args: &CaArgs, in_cluster: bool, cluster_domain: &str) -> Vec<String> {
+    if !args.names.is_empty() {
+        return args.names.clone();
+    }
+    let namespace = &args.namespace;
+    if in_cluster {
+        return vec![
+            SERVICE.into(),
+            format!("{SERVICE}.{namespace}"),
+            format!("{SERVICE}.{namespace}.svc"),
+            format!("{SERVICE}.{namespace}.svc.{cluster_domain}"),
+        ];
+    }
+    ["adit-ca.adit-system.svc", "localhost", "127.0.0.1", "::1"]
+        .map(String::from)
+        .into()
 }
 
 /// `adit ca token`: prints a token, or writes it to a file.

@@ -1,23 +1,19 @@
 //! The keys that sign: a root that lives ten years, an intermediate that lives one and signs the leaves.
 
 use std::fmt;
-use std::net::IpAddr;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
 
-use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData, SanType, SerialNumber, SubjectPublicKeyInfo,
-};
+use rcgen::{ExtendedKeyUsagePurpose, KeyPair, SanType, SubjectPublicKeyInfo};
 use rustls::sign::CertifiedKey;
-use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use thiserror::Error;
-use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 use zeroize::{Zeroize, Zeroizing};
 
 use super::files::{FileError, Folder, PRIVATE, PUBLIC};
+use super::provided::Provided;
+use super::signer::{self, Signer};
 use crate::identity::{SpiffeId, TrustDomain};
 
 /// The root's key and certificate.
@@ -27,31 +23,36 @@ const ROOT_CERTIFICATE_FILE: &str = "root.pem";
 /// The intermediate's key and certificate.
 const INTERMEDIATE_FILE: &str = "intermediate.key";
 
-const DAY: Duration = Duration::from_secs(24 * 60 * 60);
-const ROOT_LIFETIME: Duration = DAY.saturating_mul(3650);
-const INTERMEDIATE_LIFETIME: Duration = DAY.saturating_mul(365);
-/// Certificates are valid from a little before they are made, for peers whose clocks are behind.
-const BACKDATED: Duration = Duration::from_secs(60);
-
 /// Why the authority cannot be opened or cannot sign.
 #[derive(Debug, Error)]
 pub enum AuthorityError {
     /// Its folder is not usable.
     #[error(transparent)]
     File(#[from] FileError),
-    /// The folder belongs to the authority of another trust domain.
-    #[error("{folder} is the authority of {found}, not of the trust domain {expected}")]
+    /// What is there belongs to the authority of another trust domain.
+    #[error("{place} is the authority of {found}, not of the trust domain {expected}")]
     TrustDomain {
-        /// The folder.
-        folder: String,
+        /// Where it is kept.
+        place: String,
         /// What was asked for.
         expected: TrustDomain,
         /// What is there.
         found: String,
     },
     /// The root has expired.
-    #[error("the root certificate in {0} has expired; move the folder away to start a new CA")]
+    #[error("the root certificate in {0} has expired; move it away to start a new CA")]
     RootExpired(String),
+    /// A key or certificate that was handed over is not sound.
+    #[error("{place} is unusable: {reason}")]
+    Unsound {
+        /// Where it is kept.
+        place: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The certificate that signs has expired, and there is no newer one.
+    #[error("the certificate that signs has expired; put a newer one into {0}")]
+    SignerExpired(String),
     /// A name for the serving certificate is neither a DNS name nor an IP address.
     #[error("{0:?} is neither a DNS name nor an IP address")]
     Name(String),
@@ -77,51 +78,108 @@ pub struct SignedCertificate {
     pub not_after: SystemTime,
 }
 
-/// A certificate authority for one trust domain, kept in a folder that it holds while it lives.
+/// A certificate authority for one trust domain.
 pub struct Authority {
-    folder: Folder,
     trust_domain: TrustDomain,
-    root: Signer,
-    intermediate: Mutex<Arc<Signer>>,
+    /// PEM of the roots that clients must trust, one or more.
+    root_pem: String,
+    keeping: Keeping,
+    signing: Mutex<Arc<Signing>>,
 }
 
-/// A key with its certificate.
-struct Signer {
-    issuer: Issuer<'static, KeyPair>,
-    certificate: CertificateDer<'static>,
-    pem: String,
-    not_after: SystemTime,
-    lifetime: Duration,
+/// Where the keys come from, and so who renews what signs.
+enum Keeping {
+    /// A folder that this process holds: root and intermediate are kept in it.
+    Folder { folder: Folder, root: Signer },
+    /// A root handed over; the intermediate is this process's own and lives in memory.
+    Root { root: Signer },
+    /// A key of somebody else's hierarchy, who renews it. Where it is kept.
+    Provided { place: String },
+}
+
+/// What signs leaves.
+struct Signing {
+    signer: Signer,
+    /// The certificates between the signer's own and the root.
+    above: Vec<CertificateDer<'static>>,
+    /// PEM of what follows the leaf in an answer: the signer's certificate, those above, last the roots.
+    chain: Vec<String>,
 }
 
 impl Authority {
     /// Opens the authority in a folder, or founds it if the folder is empty or missing. What is there but not
     /// sound is reported and left as it is.
     pub fn open(dir: &Path, trust_domain: &TrustDomain) -> Result<Self, AuthorityError> {
-        Self::open_at(dir, trust_domain, SystemTime::now())
-    }
-
-    pub(super) fn open_at(dir: &Path, trust_domain: &TrustDomain, now: SystemTime) -> Result<Self, AuthorityError> {
+        let now = SystemTime::now();
         let folder = Folder::open(dir)?;
         let root = open_root(&folder, trust_domain, now)?;
-        let intermediate = match folder.read_private(INTERMEDIATE_FILE)? {
-            Some(content) => {
-                let signer = Signer::parse(&folder, INTERMEDIATE_FILE, &content, Some(&root.certificate))?;
-                if signer.is_due(now) {
-                    make_intermediate(&folder, &root, trust_domain, now)?
-                } else {
-                    signer
-                }
-            }
-            None => make_intermediate(&folder, &root, trust_domain, now)?,
+        let kept = match folder.read_private(INTERMEDIATE_FILE)? {
+            Some(content) => Some(parse_file(
+                &folder,
+                INTERMEDIATE_FILE,
+                &content,
+                Some(&root.certificate),
+            )?),
+            None => None,
         };
-        let intermediate = Mutex::new(Arc::new(intermediate));
+        let intermediate = match kept.filter(|kept| !kept.is_due(now)) {
+            Some(kept) => kept,
+            None => renew_in_folder(&folder, &root, trust_domain, now)?,
+        };
         Ok(Self {
-            folder,
             trust_domain: trust_domain.clone(),
-            root,
-            intermediate,
+            root_pem: root.pem.clone(),
+            signing: Mutex::new(Arc::new(Signing::below(intermediate, &root.pem))),
+            keeping: Keeping::Folder { folder, root },
         })
+    }
+
+    /// An authority of a root's key and certificate, PEM, that are kept at `place`. Several processes may have the
+    /// same root: each signs by an intermediate of its own.
+    pub fn from_root(
+        place: &str,
+        key: &[u8],
+        certificate: &[u8],
+        trust_domain: &TrustDomain,
+    ) -> Result<Self, AuthorityError> {
+        let now = SystemTime::now();
+        let root = Signer::parse(key, certificate, None).map_err(|reason| unsound(place, reason))?;
+        check_root(place, &root, trust_domain, now)?;
+        let intermediate = intermediate_in_memory(&root, trust_domain, now)?;
+        Ok(Self {
+            trust_domain: trust_domain.clone(),
+            root_pem: root.pem.clone(),
+            signing: Mutex::new(Arc::new(Signing::below(intermediate, &root.pem))),
+            keeping: Keeping::Root { root },
+        })
+    }
+
+    /// An authority that signs by somebody else's intermediate, which is kept at `place`.
+    pub fn from_provided(place: &str, provided: Provided, trust_domain: &TrustDomain) -> Result<Self, AuthorityError> {
+        check_provided(place, &provided, trust_domain)?;
+        Ok(Self {
+            trust_domain: trust_domain.clone(),
+            root_pem: provided.roots_pem.clone(),
+            signing: Mutex::new(Arc::new(Signing::provided(provided))),
+            keeping: Keeping::Provided { place: place.into() },
+        })
+    }
+
+    /// Signs by this newer intermediate from now on. One below another root is refused: those who trust the root so
+    /// far would not trust what it signs.
+    pub fn replace_provided(&self, place: &str, provided: Provided) -> Result<(), AuthorityError> {
+        check_provided(place, &provided, &self.trust_domain)?;
+        if provided.roots_pem != self.root_pem {
+            let reason = "its root is another than the one in use; restart the CA to change over to it";
+            return Err(unsound(place, reason.into()));
+        }
+        *lock(&self.signing) = Arc::new(Signing::provided(provided));
+        Ok(())
+    }
+
+    /// A new root's key and certificate, PEM, one after the other.
+    pub fn new_root(trust_domain: &TrustDomain) -> Result<Zeroizing<Vec<u8>>, AuthorityError> {
+        signer::make_root(trust_domain, SystemTime::now())
     }
 
     /// The trust domain that it signs for.
@@ -129,9 +187,22 @@ impl Authority {
         &self.trust_domain
     }
 
-    /// The root certificate, PEM.
+    /// The root certificate, PEM; several where they were provided so.
     pub fn root_pem(&self) -> &str {
-        &self.root.pem
+        &self.root_pem
+    }
+
+    /// The private key of the root, PEM, where it is this authority's own.
+    pub(super) fn root_key(&self) -> Option<Zeroizing<String>> {
+        match &self.keeping {
+            Keeping::Folder { root, .. } | Keeping::Root { root } => Some(root.key_pem()),
+            Keeping::Provided { .. } => None,
+        }
+    }
+
+    /// When the certificate that signs expires.
+    pub fn signer_not_after(&self) -> SystemTime {
+        lock(&self.signing).signer.not_after
     }
 
     /// Signs a workload's certificate. It has an empty subject and the identity as its only name.
@@ -141,21 +212,14 @@ impl Authority {
         public_key: &SubjectPublicKeyInfo,
         ttl: Duration,
     ) -> Result<SignedCertificate, AuthorityError> {
-        self.sign_at(identity, public_key, ttl, SystemTime::now())
-    }
-
-    pub(super) fn sign_at(
-        &self,
-        identity: &SpiffeId,
-        public_key: &SubjectPublicKeyInfo,
-        ttl: Duration,
-        now: SystemTime,
-    ) -> Result<SignedCertificate, AuthorityError> {
+        let now = SystemTime::now();
         let names = vec![SanType::URI(identity.as_str().try_into()?)];
         let both = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
-        let intermediate = self.intermediate(now)?;
-        let (leaf, serial, not_after) = leaf(&intermediate, public_key, names, both, ttl, now)?;
-        let chain = vec![leaf.pem(), intermediate.pem.clone(), self.root.pem.clone()];
+        let signing = self.signing(now)?;
+        let (leaf, serial, not_after) = signing.signer.sign_leaf(public_key, names, both, ttl, now)?;
+        let chain = std::iter::once(leaf.pem())
+            .chain(signing.chain.iter().cloned())
+            .collect();
         Ok(SignedCertificate {
             chain,
             serial,
@@ -163,38 +227,50 @@ impl Authority {
         })
     }
 
-    /// Makes a key and a certificate for serving TLS under DNS names and IP addresses.
+    /// Makes a key and a certificate for serving TLS under DNS names and IP addresses, and says when it expires.
     pub(super) fn serving_certificate(
         &self,
         names: &[String],
         ttl: Duration,
         now: SystemTime,
-    ) -> Result<CertifiedKey, AuthorityError> {
+    ) -> Result<(CertifiedKey, SystemTime), AuthorityError> {
         let names = names
             .iter()
-            .map(|name| serving_name(name))
+            .map(|name| signer::serving_name(name))
             .collect::<Result<Vec<_>, _>>()?;
         let mut pair = KeyPair::generate()?;
-        let intermediate = self.intermediate(now)?;
+        let signing = self.signing(now)?;
         let usage = vec![ExtendedKeyUsagePurpose::ServerAuth];
-        let (leaf, _, _) = leaf(&intermediate, &pair, names, usage, ttl, now)?;
+        let (leaf, _, not_after) = signing.signer.sign_leaf(&pair, names, usage, ttl, now)?;
         let der = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(pair.serialized_der()));
         let key = rustls::crypto::aws_lc_rs::sign::any_ecdsa_type(&der);
         pair.zeroize();
         let key = key.map_err(|e| AuthorityError::Sign(e.to_string()))?;
-        Ok(CertifiedKey::new(
-            vec![leaf.der().clone(), intermediate.certificate.clone()],
-            key,
-        ))
+        let mut chain = vec![leaf.der().clone(), signing.signer.certificate.clone()];
+        chain.extend(signing.above.iter().cloned());
+        Ok((CertifiedKey::new(chain, key), not_after))
     }
 
-    /// The intermediate, replaced by a new one when less than a third of its life is left.
-    fn intermediate(&self, now: SystemTime) -> Result<Arc<Signer>, AuthorityError> {
-        let mut intermediate = self.intermediate.lock().unwrap_or_else(PoisonError::into_inner);
-        if intermediate.is_due(now) && intermediate.not_after < self.root.not_after {
-            *intermediate = Arc::new(make_intermediate(&self.folder, &self.root, &self.trust_domain, now)?);
+    /// What signs; an intermediate of our own is replaced by a new one when less than a third of its life is left.
+    fn signing(&self, now: SystemTime) -> Result<Arc<Signing>, AuthorityError> {
+        let mut signing = lock(&self.signing);
+        let signer = &signing.signer;
+        let renewed = match &self.keeping {
+            Keeping::Folder { folder, root } if signer.is_due(now) && signer.not_after < root.not_after => {
+                Some((renew_in_folder(folder, root, &self.trust_domain, now)?, root))
+            }
+            Keeping::Root { root } if signer.is_due(now) && signer.not_after < root.not_after => {
+                Some((intermediate_in_memory(root, &self.trust_domain, now)?, root))
+            }
+            Keeping::Provided { place } if signer.not_after <= now => {
+                return Err(AuthorityError::SignerExpired(place.clone()));
+            }
+            _ => None,
+        };
+        if let Some((intermediate, root)) = renewed {
+            *signing = Arc::new(Signing::below(intermediate, &root.pem));
         }
-        Ok(intermediate.clone())
+        Ok(signing.clone())
     }
 }
 
@@ -204,67 +280,37 @@ impl fmt::Debug for Authority {
     }
 }
 
-impl Signer {
-    /// Reads a key with its certificate, which `parent` (or itself) must have signed.
-    fn parse(
-        folder: &Folder,
-        name: &str,
-        content: &[u8],
-        parent: Option<&CertificateDer<'_>>,
-    ) -> Result<Self, FileError> {
-        let path = folder.file(name);
-        let damaged = |reason: String| FileError::damaged(&path, reason);
-        let key = PrivatePkcs8KeyDer::from_pem_slice(content).map_err(|e| damaged(format!("private key: {e}")))?;
-        let pair = KeyPair::from_pkcs8_der_and_sign_algo(&key, &PKCS_ECDSA_P256_SHA256)
-            .map_err(|e| damaged(format!("private key: {e}")))?;
-        let certificate = CertificateDer::from_pem_slice(content).map_err(|e| damaged(format!("certificate: {e}")))?;
-        let parse = |der| X509Certificate::from_der(der).map_err(|e| damaged(format!("certificate: {e}")));
-        let (_, parsed) = parse(&certificate)?;
-        if parsed.public_key().raw != pair.subject_public_key_info() {
-            return Err(damaged("key and certificate do not belong together".into()));
+impl Signing {
+    /// Directly below our own root.
+    fn below(signer: Signer, root_pem: &str) -> Self {
+        Self {
+            chain: vec![signer.pem.clone(), root_pem.to_owned()],
+            above: Vec::new(),
+            signer,
         }
-        if !parsed.is_ca() {
-            return Err(damaged("the certificate is not an authority's".into()));
-        }
-        let parent = match parent {
-            Some(parent) => Some(parse(parent)?.1),
-            None => None,
-        };
-        parsed
-            .verify_signature(parent.as_ref().map(|parent| parent.public_key()))
-            .map_err(|_| damaged("the certificate is not signed by the root".into()))?;
-        let span = parsed.validity();
-        let (from, to) = (
-            span.not_before.timestamp().max(0) as u64,
-            span.not_after.timestamp().max(0) as u64,
-        );
-        let pem = pem_of(&path, content)?;
-        let issuer = Issuer::from_ca_cert_der(&certificate, pair).map_err(|e| damaged(e.to_string()))?;
-        let not_after = UNIX_EPOCH + Duration::from_secs(to);
-        let lifetime = Duration::from_secs(to.saturating_sub(from));
-        drop(parsed);
-        Ok(Self {
-            issuer,
-            certificate,
-            pem,
-            not_after,
-            lifetime,
-        })
     }
 
-    fn is_due(&self, now: SystemTime) -> bool {
-        self.not_after.duration_since(now).unwrap_or_default() < self.lifetime / 3
+    fn provided(provided: Provided) -> Self {
+        let mut chain = vec![provided.signer.pem.clone()];
+        chain.extend(provided.above_pem);
+        chain.push(provided.roots_pem);
+        Self {
+            signer: provided.signer,
+            above: provided.above,
+            chain,
+        }
     }
 }
 
-/// The certificate's block of a file that holds key and certificate.
-fn pem_of(path: &Path, content: &[u8]) -> Result<String, FileError> {
-    const BEGIN: &str = "-----BEGIN CERTIFICATE-----";
-    let text = str::from_utf8(content).map_err(|_| FileError::damaged(path, "not text"))?;
-    let start = text
-        .find(BEGIN)
-        .ok_or_else(|| FileError::damaged(path, "no certificate"))?;
-    Ok(text[start..].to_string())
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn unsound(place: &str, reason: String) -> AuthorityError {
+    AuthorityError::Unsound {
+        place: place.into(),
+        reason,
+    }
 }
 
 fn open_root(folder: &Folder, trust_domain: &TrustDomain, now: SystemTime) -> Result<Signer, AuthorityError> {
@@ -277,24 +323,13 @@ fn open_root(folder: &Folder, trust_domain: &TrustDomain, now: SystemTime) -> Re
             return Err(FileError::damaged(&path, reason).into());
         }
         None => {
-            let content = make_root(trust_domain, now)?;
+            let content = signer::make_root(trust_domain, now)?;
             folder.create(ROOT_FILE, &content, PRIVATE)?;
             content
         }
     };
-    let root = Signer::parse(folder, ROOT_FILE, &content, None)?;
-    let found = trust_domain_of(&root.certificate);
-    if found != format!("spiffe://{trust_domain}") {
-        let folder = folder.file("").display().to_string();
-        return Err(AuthorityError::TrustDomain {
-            folder,
-            expected: trust_domain.clone(),
-            found,
-        });
-    }
-    if root.not_after <= now {
-        return Err(AuthorityError::RootExpired(path.display().to_string()));
-    }
+    let root = parse_file(folder, ROOT_FILE, &content, None)?;
+    check_root(&path.display().to_string(), &root, trust_domain, now)?;
     match published {
         None => folder.create(ROOT_CERTIFICATE_FILE, root.pem.as_bytes(), PUBLIC)?,
         Some(published) if published == root.pem.as_bytes() => {}
@@ -306,34 +341,53 @@ fn open_root(folder: &Folder, trust_domain: &TrustDomain, now: SystemTime) -> Re
     Ok(root)
 }
 
-fn make_root(trust_domain: &TrustDomain, now: SystemTime) -> Result<Zeroizing<Vec<u8>>, AuthorityError> {
-    let mut pair = KeyPair::generate()?;
-    let mut params = authority_params("root", trust_domain, &pair, 1);
-    // SPIFFE: an authority's certificate names its trust domain.
-    params.subject_alt_names = vec![SanType::URI(format!("spiffe://{trust_domain}").try_into()?)];
-    params.not_before = (now - BACKDATED).into();
-    params.not_after = (now + ROOT_LIFETIME).into();
-    let content = key_and_certificate(&pair, &params.self_signed(&pair)?);
-    pair.zeroize();
-    Ok(content)
+fn check_root(place: &str, root: &Signer, trust_domain: &TrustDomain, now: SystemTime) -> Result<(), AuthorityError> {
+    let found = signer::trust_domain_of(&root.certificate);
+    if found.as_deref() != Some(&format!("spiffe://{trust_domain}")) {
+        return Err(AuthorityError::TrustDomain {
+            place: place.into(),
+            expected: trust_domain.clone(),
+            found: found.unwrap_or_else(|| "no trust domain".into()),
+        });
+    }
+    if root.not_after <= now {
+        return Err(AuthorityError::RootExpired(place.into()));
+    }
+    Ok(())
 }
 
-fn make_intermediate(
+/// A root that names a trust domain must name ours; most people's roots name none.
+fn check_provided(place: &str, provided: &Provided, trust_domain: &TrustDomain) -> Result<(), AuthorityError> {
+    match signer::trust_domain_of(&provided.signer.certificate) {
+        Some(found) if found != format!("spiffe://{trust_domain}") => Err(AuthorityError::TrustDomain {
+            place: place.into(),
+            expected: trust_domain.clone(),
+            found,
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Reads a key with its certificate from a file of the folder.
+fn parse_file(
+    folder: &Folder,
+    name: &str,
+    content: &[u8],
+    parent: Option<&CertificateDer<'_>>,
+) -> Result<Signer, FileError> {
+    Signer::parse(content, content, parent).map_err(|reason| FileError::damaged(&folder.file(name), reason))
+}
+
+fn renew_in_folder(
     folder: &Folder,
     root: &Signer,
     trust_domain: &TrustDomain,
     now: SystemTime,
 ) -> Result<Signer, AuthorityError> {
-    let mut pair = KeyPair::generate()?;
-    let mut params = authority_params("intermediate", trust_domain, &pair, 0);
-    params.not_before = (now - BACKDATED).into();
-    params.not_after = (now + INTERMEDIATE_LIFETIME).min(root.not_after).into();
-    params.use_authority_key_identifier_extension = true;
-    let content = key_and_certificate(&pair, &params.signed_by(&pair, &root.issuer)?);
-    pair.zeroize();
+    let content = root.make_intermediate(trust_domain, now)?;
     folder.replace(INTERMEDIATE_FILE, &content, PRIVATE)?;
     tracing::info!(%trust_domain, "made a new intermediate");
-    Ok(Signer::parse(
+    Ok(parse_file(
         folder,
         INTERMEDIATE_FILE,
         &content,
@@ -341,82 +395,75 @@ fn make_intermediate(
     )?)
 }
 
-fn authority_params(role: &str, trust_domain: &TrustDomain, pair: &KeyPair, depth: u8) -> CertificateParams {
-    let mut params = CertificateParams::default();
-    // Path building goes by names: two generations of a role must not share one.
-    let tag: String = pair.public_key_raw()[1..5]
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
-    params.distinguished_name = DistinguishedName::new();
-    params
-        .distinguished_name
-        .push(DnType::OrganizationName, trust_domain.as_str());
-    params
-        .distinguished_name
-        .push(DnType::CommonName, format!("Adit {role} {tag}"));
-    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(depth));
-    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-    params.serial_number = Some(serial());
-    params
-}
-
-fn leaf(
-    signer: &Signer,
-    public_key: &impl PublicKeyData,
-    names: Vec<SanType>,
-    usage: Vec<ExtendedKeyUsagePurpose>,
-    ttl: Duration,
+fn intermediate_in_memory(
+    root: &Signer,
+    trust_domain: &TrustDomain,
     now: SystemTime,
-) -> Result<(rcgen::Certificate, String, SystemTime), AuthorityError> {
-    let mut params = CertificateParams::default();
-    let serial = serial();
-    let serial_text = serial.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
-    let not_after = (now + ttl).min(signer.not_after);
-    params.distinguished_name = DistinguishedName::new();
-    params.subject_alt_names = names;
-    params.is_ca = IsCa::ExplicitNoCa;
-    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-    params.extended_key_usages = usage;
-    params.use_authority_key_identifier_extension = true;
-    params.not_before = (now - BACKDATED).into();
-    params.not_after = not_after.into();
-    params.serial_number = Some(serial);
-    Ok((params.signed_by(public_key, &signer.issuer)?, serial_text, not_after))
+) -> Result<Signer, AuthorityError> {
+    let content = root.make_intermediate(trust_domain, now)?;
+    tracing::info!(%trust_domain, "made a new intermediate");
+    Signer::parse(&content, &content, Some(&root.certificate)).map_err(AuthorityError::Sign)
 }
 
-/// 16 random bytes that read as a positive number of full length (RFC 5280 4.1.2.2).
-fn serial() -> SerialNumber {
-    let mut bytes = [0; 16];
-    // The generator fails only where no key could have been made either.
-    if aws_lc_rs::rand::fill(&mut bytes).is_err() {
-        bytes = fastrand::u128(..).to_be_bytes();
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ca::csr;
+    use crate::identity::{Certificate, PrivateKey};
+
+    fn domain() -> TrustDomain {
+        TrustDomain::parse("cluster.local").unwrap()
     }
-    bytes[0] = bytes[0] & 0x3f | 0x40;
-    SerialNumber::from_slice(&bytes)
-}
 
-fn serving_name(name: &str) -> Result<SanType, AuthorityError> {
-    if let Ok(address) = name.parse::<IpAddr>() {
-        return Ok(SanType::IpAddress(address));
+    fn from_root(pem: &[u8]) -> Result<Authority, AuthorityError> {
+        Authority::from_root("the Secret", pem, pem, &domain())
     }
-    let bad = || AuthorityError::Name(name.to_string());
-    rustls_pki_types::DnsName::try_from(name).map_err(|_| bad())?;
-    Ok(SanType::DnsName(name.try_into().map_err(|_| bad())?))
-}
 
-fn trust_domain_of(root: &CertificateDer<'_>) -> String {
-    let names = X509Certificate::from_der(root).ok().and_then(|(_, parsed)| {
-        let names = parsed.subject_alternative_name().ok()??;
-        names.value.general_names.iter().find_map(|name| match name {
-            GeneralName::URI(uri) => Some((*uri).to_string()),
-            _ => None,
-        })
-    });
-    names.unwrap_or_else(|| "no trust domain".into())
-}
+    /// A certificate as a node proxy takes it.
+    fn certificate(authority: &Authority) -> Certificate {
+        let id = SpiffeId::parse("spiffe://cluster.local/ns/shop/sa/cart").unwrap();
+        let key = PrivateKey::generate().unwrap();
+        let public_key = csr::public_key(&key.request(&id).unwrap()).unwrap();
+        let signed = authority.sign(&id, &public_key, Duration::from_secs(600)).unwrap();
+        Certificate::new(&id, &signed.chain, key).unwrap()
+    }
 
-fn key_and_certificate(pair: &KeyPair, certificate: &rcgen::Certificate) -> Zeroizing<Vec<u8>> {
-    let key = Zeroizing::new(pair.serialize_pem());
-    Zeroizing::new([key.as_bytes(), certificate.pem().as_bytes()].concat())
+    #[test]
+    fn two_replicas_of_one_root_sign_by_intermediates_of_their_own_under_the_same_root() {
+        let root = Authority::new_root(&domain()).unwrap();
+        let [one, two] = [from_root(&root).unwrap(), from_root(&root).unwrap()];
+        assert_eq!(one.root_pem(), two.root_pem());
+        assert!(String::from_utf8_lossy(&root).contains(one.root_pem()));
+        let intermediate = |authority: &Authority| lock(&authority.signing).signer.pem.clone();
+        assert_ne!(intermediate(&one), intermediate(&two));
+        certificate(&one);
+        certificate(&two);
+    }
+
+    #[test]
+    fn a_root_of_another_trust_domain_or_without_its_key_is_refused() {
+        let foreign = Authority::new_root(&TrustDomain::parse("elsewhere").unwrap()).unwrap();
+        assert!(matches!(from_root(&foreign), Err(AuthorityError::TrustDomain { .. })));
+        assert!(matches!(from_root(b"nothing"), Err(AuthorityError::Unsound { .. })));
+    }
+
+    #[test]
+    fn a_provided_intermediate_signs_and_is_replaced_only_below_the_same_root() {
+        let provided = |root: &Authority| {
+            let Keeping::Root { root } = &root.keeping else {
+                panic!()
+            };
+            let made = root.make_intermediate(&domain(), SystemTime::now()).unwrap();
+            Provided::parse(&made, &made, root.pem.as_bytes(), None, SystemTime::now()).unwrap()
+        };
+        let [root, other] = [(); 2].map(|()| from_root(&Authority::new_root(&domain()).unwrap()).unwrap());
+        let authority = Authority::from_provided("the Secret", provided(&root), &domain()).unwrap();
+        assert_eq!(authority.root_pem(), root.root_pem());
+        assert!(authority.root_key().is_none());
+        certificate(&authority);
+        authority.replace_provided("the Secret", provided(&root)).unwrap();
+        certificate(&authority);
+        assert!(authority.replace_provided("the Secret", provided(&other)).is_err());
+        certificate(&authority);
+    }
 }

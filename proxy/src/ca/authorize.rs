@@ -1,18 +1,15 @@
 //! Who may have which identity: a pure decision.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::str::FromStr;
 
+use ipnet::IpNet;
 use thiserror::Error;
 
-use super::token::Caller;
+use super::token::{Bound, Caller};
 use crate::identity::{SpiffeError, SpiffeId, TrustDomain};
-
-/// The CA's own knowledge of where workloads run.
-pub trait Placement: Send + Sync {
-    /// Whether some workload of `identity` runs on `node`.
-    fn runs_on(&self, identity: &SpiffeId, node: &str) -> bool;
-}
+use crate::mesh::{Mesh, Node};
 
 /// A Kubernetes service account, written `<namespace>/<name>`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -71,6 +68,42 @@ pub enum Refusal {
         /// What this CA signs for.
         trust_domain: TrustDomain,
     },
+    /// The caller's pod is not among those that the CA knows, as the CA may not have heard of it yet.
+    #[error("the CA has not heard of the caller's pod {0} yet")]
+    PodUnknown(String),
+    /// The caller's pod was there once, and has ended or been deleted.
+    #[error("the caller's pod {0} is gone")]
+    PodGone(String),
+    /// The pod of that uid is not the one that the token tells of.
+    #[error("the caller's pod {said} is known to the CA as {found}")]
+    OtherPod {
+        /// What the token says.
+        said: String,
+        /// What the CA knows.
+        found: String,
+    },
+    /// The token says that its pod is where it is not.
+    #[error("the caller's token is for the node {said}, but its pod runs on {found}")]
+    OtherNode {
+        /// What the token says.
+        said: String,
+        /// Where the pod is.
+        found: String,
+    },
+    /// The CA does not know the addresses of the caller's node, perhaps not yet.
+    #[error("the CA does not know the addresses of the node {0} yet")]
+    NodeUnknown(String),
+    /// The connection does not come from the caller's node: the token may have been stolen.
+    #[error(
+        "the call comes from {peer}, which is no address of the node {node}; where the network rewrites addresses, give its \
+         ranges by --caller-ranges"
+    )]
+    CallerAddress {
+        /// Where the connection comes from.
+        peer: IpAddr,
+        /// The node of the caller's pod.
+        node: String,
+    },
     /// No such pod there.
     #[error("no workload of {identity} runs on the node {node}")]
     NotOnNode {
@@ -81,27 +114,75 @@ pub enum Refusal {
     },
 }
 
-/// What the decision goes by beside caller and request.
+impl Refusal {
+    /// Whether the same call may be granted in a moment, when the CA has heard of what its caller has heard of already.
+    pub(super) fn may_pass(&self) -> bool {
+        matches!(
+            self,
+            Self::PodUnknown(_) | Self::NodeUnknown(_) | Self::NotOnNode { .. }
+        )
+    }
+
+    /// The reason in one word, for metrics.
+    pub(super) fn word(&self) -> &'static str {
+        match self {
+            Self::NotNodeProxy(_) => "not_node_proxy",
+            Self::NotBoundToPod | Self::NotBoundToNode => "not_bound",
+            Self::NoIdentity | Self::BadIdentity(_) => "bad_identity",
+            Self::ForeignTrustDomain { .. } => "foreign_trust_domain",
+            Self::PodUnknown(_) => "pod_unknown",
+            Self::PodGone(_) => "pod_gone",
+            Self::OtherPod { .. } | Self::OtherNode { .. } => "pod_differs",
+            Self::NodeUnknown(_) => "node_unknown",
+            Self::CallerAddress { .. } => "caller_address",
+            Self::NotOnNode { .. } => "not_on_node",
+        }
+    }
+
+    /// Whether the caller is not at fault: its own word is good, but the CA cannot tell yet.
+    pub(super) fn is_ignorance(&self) -> bool {
+        matches!(self, Self::PodUnknown(_) | Self::NodeUnknown(_))
+    }
+}
+
+/// What the decision goes by beside caller, request and mesh.
 #[derive(Debug, Clone)]
 pub(super) struct Rules {
     pub(super) trust_domain: TrustDomain,
     pub(super) node_proxies: Vec<ServiceAccount>,
+    /// How callers' pods are looked at; not at all where the mesh has none of them, as in a file.
+    pub(super) pods: Option<PodRules>,
 }
 
-/// Decides whether `caller` may have a certificate for the identity that it asks for.
+/// What is asked of a caller's pod besides being there.
+#[derive(Debug, Clone)]
+pub struct PodRules {
+    /// Whether calls must come from an address of the pod's node.
+    pub check_address: bool,
+    /// Where calls may come from besides, on networks that rewrite addresses.
+    pub caller_ranges: Vec<IpNet>,
+}
+
+/// Decides whether `caller`, who calls from `peer`, may have a certificate for the identity that it asks for.
 pub(super) fn authorize(
     rules: &Rules,
     caller: &Caller,
+    peer: Option<IpAddr>,
     requested: Option<&str>,
-    placement: &dyn Placement,
+    mesh: &Mesh,
 ) -> Result<SpiffeId, Refusal> {
     if !rules.node_proxies.contains(&caller.account) {
         return Err(Refusal::NotNodeProxy(caller.account.clone()));
     }
-    if caller.pod.is_none() {
-        return Err(Refusal::NotBoundToPod);
-    }
-    let node = caller.node.as_ref().ok_or(Refusal::NotBoundToNode)?;
+    let pod = caller.pod.as_ref().ok_or(Refusal::NotBoundToPod)?;
+    let node = match &rules.pods {
+        Some(pods) => {
+            let node = node_of_pod(caller, pod, mesh)?;
+            check_address(pods, peer, &node, mesh)?;
+            node
+        }
+        None => caller.node.as_ref().ok_or(Refusal::NotBoundToNode)?.name.clone(),
+    };
     let identity = SpiffeId::parse(requested.ok_or(Refusal::NoIdentity)?)?;
     if identity.trust_domain() != rules.trust_domain.as_str() {
         return Err(Refusal::ForeignTrustDomain {
@@ -109,35 +190,115 @@ pub(super) fn authorize(
             trust_domain: rules.trust_domain.clone(),
         });
     }
-    if !placement.runs_on(&identity, &node.name) {
-        return Err(Refusal::NotOnNode {
-            identity,
-            node: node.name.clone(),
-        });
+    if !mesh.runs_on(&identity, &node) {
+        return Err(Refusal::NotOnNode { identity, node });
     }
     Ok(identity)
+}
+
+/// The node that the caller's pod runs on, as the CA itself sees it.
+fn node_of_pod(caller: &Caller, pod: &Bound, mesh: &Mesh) -> Result<String, Refusal> {
+    let name = format!("{}/{}", caller.account.namespace, pod.name);
+    let found = mesh
+        .workload_by_uid(&pod.uid)
+        .ok_or_else(|| Refusal::PodUnknown(name.clone()))?;
+    let same = *found.namespace == *caller.account.namespace
+        && *found.name == *pod.name
+        && found.identity.service_account() == caller.account.name;
+    if !same {
+        return Err(Refusal::OtherPod {
+            said: format!("{name} of {}", caller.account),
+            found: format!("{}/{} of {}", found.namespace, found.name, found.identity),
+        });
+    }
+    match &caller.node {
+        // API servers before 1.30 do not say.
+        None => {}
+        Some(said) if *said.name == *found.node => {}
+        Some(said) => {
+            return Err(Refusal::OtherNode {
+                said: said.name.clone(),
+                found: found.node.to_string(),
+            });
+        }
+    }
+    Ok(found.node.to_string())
+}
+
+fn check_address(rules: &PodRules, peer: Option<IpAddr>, node: &str, mesh: &Mesh) -> Result<(), Refusal> {
+    if !rules.check_address {
+        return Ok(());
+    }
+    let peer = peer.unwrap_or(IpAddr::from([0; 4])).to_canonical();
+    let known = mesh
+        .node(node)
+        .filter(|known| !known.addresses.is_empty())
+        .ok_or_else(|| Refusal::NodeUnknown(node.to_owned()))?;
+    let allowed = known.addresses.contains(&peer)
+        || is_of_its_network(known, peer, mesh)
+        || rules.caller_ranges.iter().any(|range| range.contains(&peer));
+    if allowed {
+        return Ok(());
+    }
+    Err(Refusal::CallerAddress {
+        peer,
+        node: node.to_owned(),
+    })
+}
+
+/// Whether it is an address that the node itself has out of the range of its pods: that of the bridge or the overlay,
+/// from which a call comes when a service's address is masqueraded.
+fn is_of_its_network(node: &Node, peer: IpAddr, mesh: &Mesh) -> bool {
+    node.ranges.iter().any(|range| range.contains(&peer)) && mesh.workload_by_addr(peer).is_none()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ca::token::Bound;
+    use crate::mesh::test_workload as workload;
+    use crate::mesh::{MeshParts, Protocol, Workload};
 
     const CART: &str = "spiffe://cluster.local/ns/shop/sa/cart";
+    const TILL: &str = "spiffe://cluster.local/ns/shop/sa/till";
 
-    struct CartOnOne;
+    fn domain() -> TrustDomain {
+        TrustDomain::parse("cluster.local").unwrap()
+    }
 
-    impl Placement for CartOnOne {
-        fn runs_on(&self, identity: &SpiffeId, node: &str) -> bool {
-            identity.as_str() == CART && node == "one"
+    /// Two nodes with a proxy each; a cart on node one, a till on node two.
+    fn mesh() -> Mesh {
+        let mut parts = MeshParts::new(domain(), "cluster.local");
+        for (number, name, proxy, pod) in [(1, "one", "adit-x", "cart"), (2, "two", "adit-y", "till")] {
+            parts.nodes.push(Node {
+                name: name.into(),
+                zone: "".into(),
+                addresses: vec![IpAddr::from([10, 90, 0, number])],
+                ranges: vec![format!("10.244.{number}.0/24").parse().unwrap()],
+            });
+            let mut proxy = Workload {
+                node: name.into(),
+                uid: format!("uid-{proxy}").into(),
+                name: proxy.into(),
+                identity: SpiffeId::new(&domain(), "adit-system", "adit-node").unwrap(),
+                protocol: Protocol::Plain,
+                ..workload("adit-system", proxy, "10.0.0.1")
+            };
+            proxy.addresses.clear();
+            let mut pod = workload("shop", pod, &format!("10.244.{number}.9"));
+            pod.node = name.into();
+            parts.workloads.extend([proxy, pod]);
+        }
+        Mesh::build(parts).unwrap()
+    }
+
+    fn bound(name: &str) -> Bound {
+        Bound {
+            name: name.into(),
+            uid: format!("uid-{name}"),
         }
     }
 
     fn caller(account: &str, pod: Option<&str>, node: Option<&str>) -> Caller {
-        let bound = |name: &str| Bound {
-            name: name.into(),
-            uid: "1".into(),
-        };
         Caller {
             account: account.parse().unwrap(),
             pod: pod.map(bound),
@@ -145,51 +306,55 @@ mod tests {
         }
     }
 
+    fn rules(pods: Option<PodRules>) -> Rules {
+        Rules {
+            trust_domain: domain(),
+            node_proxies: vec!["adit-system/adit-node".parse().unwrap()],
+            pods,
+        }
+    }
+
+    fn id(text: &str) -> SpiffeId {
+        SpiffeId::parse(text).unwrap()
+    }
+
+    fn not_on(node: &str, identity: &str) -> Result<SpiffeId, Refusal> {
+        Err(Refusal::NotOnNode {
+            identity: id(identity),
+            node: node.into(),
+        })
+    }
+
     #[test]
     fn only_the_node_proxy_gets_only_what_runs_on_its_node() {
-        let rules = Rules {
-            trust_domain: TrustDomain::parse("cluster.local").unwrap(),
-            node_proxies: vec!["adit-system/adit".parse().unwrap()],
-        };
-        let adit = || caller("adit-system/adit", Some("adit-x"), Some("one"));
-        let id = |text: &str| SpiffeId::parse(text).unwrap();
-        let till = "spiffe://cluster.local/ns/shop/sa/till";
+        let adit = || caller("adit-system/adit-node", Some("any"), Some("one"));
         let foreign = "spiffe://elsewhere/ns/shop/sa/cart";
+        let no_proxy = |account: &str| Err(Refusal::NotNodeProxy(account.parse().unwrap()));
         for (caller, requested, expected) in [
             (adit(), Some(CART), Ok(id(CART))),
+            (adit(), Some(TILL), not_on("one", TILL)),
             (
-                adit(),
-                Some(till),
-                Err(Refusal::NotOnNode {
-                    identity: id(till),
-                    node: "one".into(),
-                }),
-            ),
-            (
-                caller("adit-system/adit", Some("adit-y"), Some("two")),
+                caller("adit-system/adit-node", Some("any"), Some("two")),
                 Some(CART),
-                Err(Refusal::NotOnNode {
-                    identity: id(CART),
-                    node: "two".into(),
-                }),
+                not_on("two", CART),
             ),
             (
                 caller("shop/cart", Some("cart-x"), Some("one")),
                 Some(CART),
-                Err(Refusal::NotNodeProxy("shop/cart".parse().unwrap())),
+                no_proxy("shop/cart"),
             ),
             (
-                caller("adit/adit-system", Some("adit-x"), Some("one")),
+                caller("adit-node/adit-system", Some("any"), Some("one")),
                 Some(CART),
-                Err(Refusal::NotNodeProxy("adit/adit-system".parse().unwrap())),
+                no_proxy("adit-node/adit-system"),
             ),
             (
-                caller("adit-system/adit", None, Some("one")),
+                caller("adit-system/adit-node", None, Some("one")),
                 Some(CART),
                 Err(Refusal::NotBoundToPod),
             ),
             (
-                caller("adit-system/adit", Some("adit-x"), None),
+                caller("adit-system/adit-node", Some("any"), None),
                 Some(CART),
                 Err(Refusal::NotBoundToNode),
             ),
@@ -205,15 +370,112 @@ mod tests {
                 Some(foreign),
                 Err(Refusal::ForeignTrustDomain {
                     identity: id(foreign),
-                    trust_domain: rules.trust_domain.clone(),
+                    trust_domain: domain(),
                 }),
             ),
         ] {
             assert_eq!(
-                authorize(&rules, &caller, requested, &CartOnOne),
+                authorize(&rules(None), &caller, None, requested, &mesh()),
                 expected,
                 "{caller:?} {requested:?}"
             );
+        }
+    }
+
+    #[test]
+    fn in_a_cluster_the_callers_pod_must_be_the_one_that_the_ca_knows_on_that_node() {
+        let adit = |pod, node| caller("adit-system/adit-node", Some(pod), node);
+        let mut other_uid = adit("adit-x", Some("one"));
+        other_uid.pod = Some(Bound {
+            name: "adit-x".into(),
+            uid: "uid-of-before".into(),
+        });
+        let mut other_name = adit("adit-x", Some("one"));
+        other_name.pod = Some(Bound {
+            name: "adit-z".into(),
+            uid: "uid-adit-x".into(),
+        });
+        let unchecked = PodRules {
+            check_address: false,
+            caller_ranges: Vec::new(),
+        };
+        let rules = rules(Some(unchecked));
+        let ask = |caller: &Caller, requested| authorize(&rules, caller, None, Some(requested), &mesh());
+        for (caller, requested, expected) in [
+            (adit("adit-x", Some("one")), CART, Ok(id(CART))),
+            // An API server that does not name the node.
+            (adit("adit-x", None), CART, Ok(id(CART))),
+            (adit("adit-x", None), TILL, not_on("one", TILL)),
+            (adit("adit-y", Some("two")), CART, not_on("two", CART)),
+            (
+                adit("adit-x", Some("two")),
+                TILL,
+                Err(Refusal::OtherNode {
+                    said: "two".into(),
+                    found: "one".into(),
+                }),
+            ),
+            (
+                adit("nobody", Some("one")),
+                CART,
+                Err(Refusal::PodUnknown("adit-system/nobody".into())),
+            ),
+            (other_uid, CART, Err(Refusal::PodUnknown("adit-system/adit-x".into()))),
+        ] {
+            assert_eq!(ask(&caller, requested), expected, "{caller:?} {requested:?}");
+        }
+        assert!(matches!(ask(&other_name, CART), Err(Refusal::OtherPod { .. })));
+    }
+
+    #[test]
+    fn a_call_must_come_from_the_node_of_the_callers_pod() {
+        let caller = caller("adit-system/adit-node", Some("adit-x"), Some("one"));
+        let ask = |check_address, ranges: &[&str], peer: Option<&str>| {
+            let pods = PodRules {
+                check_address,
+                caller_ranges: ranges.iter().map(|range| range.parse().unwrap()).collect(),
+            };
+            let peer = peer.map(|peer| peer.parse().unwrap());
+            authorize(&rules(Some(pods)), &caller, peer, Some(CART), &mesh()).is_ok()
+        };
+        for (peer, allowed) in [
+            // The node itself, and in the form that a listener for both families sees.
+            ("10.90.0.1", true),
+            ("::ffff:10.90.0.1", true),
+            // Its bridge and its overlay.
+            ("10.244.1.1", true),
+            ("10.244.1.0", true),
+            // A pod of the node.
+            ("10.244.1.9", false),
+            // The other node, its bridge, and a pod there.
+            ("10.90.0.2", false),
+            ("10.244.2.1", false),
+            ("10.244.2.9", false),
+            // Whoever else.
+            ("192.0.2.1", false),
+            ("127.0.0.1", false),
+            ("fd00::1", false),
+        ] {
+            assert_eq!(ask(true, &[], Some(peer)), allowed, "{peer}");
+            assert!(ask(false, &[], Some(peer)), "{peer}, unchecked");
+        }
+        assert!(!ask(true, &[], None));
+        assert!(ask(true, &["192.0.2.0/24"], Some("192.0.2.1")));
+        assert!(!ask(true, &["192.0.2.0/24"], Some("10.90.0.2")));
+    }
+
+    #[test]
+    fn what_the_ca_may_not_have_heard_of_yet_is_told_from_what_is_wrong() {
+        for (refusal, may_pass, ignorance) in [
+            (Refusal::PodUnknown("p".into()), true, true),
+            (Refusal::NodeUnknown("n".into()), true, true),
+            (not_on("one", CART).unwrap_err(), true, false),
+            (Refusal::PodGone("p".into()), false, false),
+            (Refusal::NotBoundToPod, false, false),
+            (Refusal::NoIdentity, false, false),
+        ] {
+            assert_eq!(refusal.may_pass(), may_pass, "{refusal}");
+            assert_eq!(refusal.is_ignorance(), ignorance, "{refusal}");
         }
     }
 

@@ -1,22 +1,34 @@
 //! The embedded certificate authority.
 //!
 //! It serves `istio.v1.auth.IstioCertificateService` over TLS and grants a node proxy the identities of the pods
-//! on that proxy's own node, and nothing else to anybody.
+//! on that proxy's own node, and nothing else to anybody. Without a cluster it keeps its keys in a folder and knows its
+//! callers by the keys of a token issuer; in a cluster the keys are in a Secret, and the API server says who calls.
 
 mod args;
 mod authority;
 mod authorize;
+mod cluster;
+mod counts;
 mod csr;
 mod files;
+mod health;
 mod jwks;
 mod mint;
+mod provided;
+mod review;
+mod root;
+mod secret;
 mod serve;
 mod service;
+mod signer;
 pub mod token;
 
-pub use args::{CaArgs, TokenArgs, run, run_token};
+pub use args::{CaArgs, Surroundings, Switch, TokenArgs, run, run_token};
 pub use authority::{Authority, AuthorityError, SignedCertificate};
-pub use authorize::{Placement, Refusal, ServiceAccount};
+pub use authorize::{PodRules, Refusal, ServiceAccount};
+pub use cluster::{ClusterError, ClusterSettings};
+pub use counts::Counts;
 pub use csr::CsrError;
 pub use files::FileError;
-pub use serve::{ServeError, Server, Settings, serve};
+pub use provided::Provided;
+pub use serve::{ServeError, Server, Settings};

@@ -3,7 +3,6 @@
 use std::fmt;
 use std::future::Future;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -17,11 +16,12 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::authority::{Authority, AuthorityError};
-use super::authorize::{Placement, Rules, ServiceAccount};
-use super::service::Service;
-use super::token::{MAX_TOKEN_BYTES, TokenVerifier};
-use crate::identity::TrustDomain;
+use super::authorize::{PodRules, Rules, ServiceAccount};
+use super::counts::Counts;
+use super::service::{Callers, Seen, Service};
+use super::token::MAX_TOKEN_BYTES;
 use crate::identity::proto::istio_certificate_service_server::IstioCertificateServiceServer;
+use crate::mesh::MeshHandle;
 
 /// The largest request accepted: a signing request and some metadata.
 const MAX_REQUEST_BYTES: usize = 64 * 1024;
@@ -31,31 +31,25 @@ const MAX_STREAMS: u32 = 64;
 const MAX_HANDSHAKES: usize = 256;
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 const CALL_DEADLINE: Duration = Duration::from_secs(5);
+/// How long a call waits for the watch of the cluster to show what its caller has heard of already.
+const PATIENCE: Duration = Duration::from_secs(1);
 /// How long open calls may run after a shutdown was asked for.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
 /// After accept fails, for instance for want of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const SERVING_LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// How the CA runs.
+/// How the CA serves.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// The folder of its keys.
-    pub dir: PathBuf,
     /// Where it listens.
     pub listen: SocketAddr,
     /// The DNS names and IP addresses under which clients reach it.
     pub names: Vec<String>,
-    /// The trust domain that it signs for.
-    pub trust_domain: TrustDomain,
-    /// The JSON Web Key Set file that callers' tokens are verified with. Read again when it changes.
-    pub jwks: PathBuf,
-    /// The issuer that callers' tokens must come from.
-    pub issuer: String,
-    /// The audience that callers' tokens must be for.
-    pub audience: String,
     /// The service accounts of node proxies.
     pub node_proxies: Vec<ServiceAccount>,
+    /// How callers' pods are looked at; not at all where the mesh has none of them, as in a file.
+    pub pods: Option<PodRules>,
     /// The longest lifetime granted.
     pub max_ttl: Duration,
     /// The lifetime granted if the caller asks for none.
@@ -84,15 +78,6 @@ pub enum ServeError {
     Serve(#[from] tonic::transport::Error),
 }
 
-/// Opens the authority and serves until `shutdown` completes and open calls have ended.
-pub async fn serve(
-    settings: Settings,
-    placement: Arc<dyn Placement>,
-    shutdown: impl Future<Output = ()> + Send,
-) -> Result<(), ServeError> {
-    Server::bind(settings, placement).await?.run(shutdown).await
-}
-
 /// A CA that listens but does not answer yet.
 pub struct Server {
     listener: TcpListener,
@@ -102,15 +87,22 @@ pub struct Server {
 }
 
 impl Server {
-    /// Opens the authority, makes its serving certificate and begins to listen.
-    pub async fn bind(settings: Settings, placement: Arc<dyn Placement>) -> Result<Self, ServeError> {
-        let authority = Arc::new(Authority::open(&settings.dir, &settings.trust_domain)?);
+    /// Makes the serving certificate and begins to listen.
+    pub(super) async fn bind(
+        settings: Settings,
+        authority: Arc<Authority>,
+        callers: Callers,
+        mesh: MeshHandle,
+        counts: Counts,
+    ) -> Result<Self, ServeError> {
         let certificate = ServingCertificate::new(authority.clone(), settings.names)?;
+        counts.signer_expires(authority.signer_not_after());
         let mut tls = ServerConfig::builder_with_provider(crate::identity::crypto_provider().clone())
             .with_protocol_versions(&[&rustls::version::TLS13])?
             .with_no_client_auth()
             .with_cert_resolver(Arc::new(certificate));
         tls.alpn_protocols = vec![b"h2".to_vec()];
+        let in_cluster = settings.pods.is_some();
         let failed = |error| ServeError::Listen {
             address: settings.listen,
             error,
@@ -118,13 +110,18 @@ impl Server {
         let listener = TcpListener::bind(settings.listen).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let service = Service {
-            tokens: TokenVerifier::new(settings.jwks, settings.issuer, settings.audience),
+            callers,
             rules: Rules {
-                trust_domain: settings.trust_domain,
+                trust_domain: authority.trust_domain().clone(),
                 node_proxies: settings.node_proxies,
+                pods: settings.pods,
             },
+            // A file says all there is.
+            patience: if in_cluster { PATIENCE } else { Duration::ZERO },
             authority,
-            placement,
+            mesh,
+            seen: Seen::default(),
+            counts,
             default_ttl: settings.default_ttl,
             max_ttl: settings.max_ttl,
         };
@@ -224,32 +221,48 @@ async fn accept(
 struct ServingCertificate {
     authority: Arc<Authority>,
     names: Vec<String>,
-    /// The certificate and when it was made.
-    current: Mutex<(Arc<CertifiedKey>, SystemTime)>,
+    current: Mutex<Served>,
+}
+
+struct Served {
+    certificate: Arc<CertifiedKey>,
+    made: SystemTime,
+    due: SystemTime,
 }
 
 impl ServingCertificate {
     fn new(authority: Arc<Authority>, names: Vec<String>) -> Result<Self, AuthorityError> {
-        let now = SystemTime::now();
-        let key = authority.serving_certificate(&names, SERVING_LIFETIME, now)?;
+        let current = Served::make(&authority, &names, SystemTime::now())?;
         Ok(Self {
             authority,
             names,
-            current: Mutex::new((Arc::new(key), now)),
+            current: Mutex::new(current),
         })
     }
 
     fn at(&self, now: SystemTime) -> Arc<CertifiedKey> {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
-        let age = now.duration_since(current.1);
-        // No age: the clock was set back, and the certificate may not be valid yet.
-        if age.is_err() || age.is_ok_and(|age| age >= SERVING_LIFETIME / 2) {
-            match self.authority.serving_certificate(&self.names, SERVING_LIFETIME, now) {
-                Ok(key) => *current = (Arc::new(key), now),
+        // Made in the future: the clock was set back, and the certificate may not be valid yet.
+        if now >= current.due || now < current.made {
+            match Served::make(&self.authority, &self.names, now) {
+                Ok(new) => *current = new,
                 Err(error) => tracing::error!(%error, "the serving certificate could not be renewed"),
             }
         }
-        current.0.clone()
+        current.certificate.clone()
+    }
+}
+
+impl Served {
+    fn make(authority: &Authority, names: &[String], now: SystemTime) -> Result<Self, AuthorityError> {
+        // It expires sooner where what signs it does.
+        let (certificate, not_after) = authority.serving_certificate(names, SERVING_LIFETIME, now)?;
+        let life = not_after.duration_since(now).unwrap_or_default();
+        Ok(Self {
+            certificate: Arc::new(certificate),
+            made: now,
+            due: now + life / 2,
+        })
     }
 }
 

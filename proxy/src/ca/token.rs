@@ -71,8 +71,14 @@ pub enum TokenError {
     #[error("the token is not valid yet")]
     NotYetValid,
     /// `sub` and the `kubernetes.io` claim name different accounts, or `sub` is no service account's.
-    #[error("the token's subject {0:?} is not the service account of its kubernetes.io claim")]
+    #[error("the token's subject {0:?} is not a service account, or not that of its kubernetes.io claim")]
     Subject(String),
+    /// The API server does not accept it.
+    #[error("the API server does not accept the token: {0}")]
+    Rejected(String),
+    /// The API server cannot be asked.
+    #[error("the API server cannot be asked about the token: {0}")]
+    Unreviewed(String),
 }
 
 /// An object that a token is bound to.
@@ -127,6 +133,15 @@ pub(super) enum Audience {
     Many(Vec<String>),
 }
 
+impl Audience {
+    pub(super) fn into_vec(self) -> Vec<String> {
+        match self {
+            Self::One(one) => vec![one],
+            Self::Many(many) => many,
+        }
+    }
+}
+
 #[derive(Serialize, Deserialize)]
 pub(super) struct Kubernetes {
     pub(super) namespace: String,
@@ -137,20 +152,34 @@ pub(super) struct Kubernetes {
     pub(super) node: Option<Bound>,
 }
 
+/// The service account of a user name or subject such as `system:serviceaccount:adit-system:adit-node`. Names with
+/// separators in them could read as another account's.
+pub(super) fn account_of(subject: &str) -> Option<ServiceAccount> {
+    let (namespace, name) = subject.strip_prefix(SUBJECT_PREFIX)?.split_once(':')?;
+    if [namespace, name].iter().any(|part| part.contains(['/', ':'])) {
+        return None;
+    }
+    format!("{namespace}/{name}").parse().ok()
+}
+
 /// Verifies tokens against a JWKS file, an issuer and an audience.
 pub(super) struct TokenVerifier {
     jwks: JwksFile,
     issuer: String,
-    audience: String,
+    audiences: Vec<String>,
 }
 
 impl TokenVerifier {
-    pub(super) fn new(jwks: PathBuf, issuer: String, audience: String) -> Self {
+    pub(super) fn new(jwks: PathBuf, issuer: String, audiences: Vec<String>) -> Self {
         let jwks = JwksFile::new(jwks);
         if jwks.keys().is_empty() {
             tracing::warn!(path = %jwks.path().display(), "no token keys yet: every caller is refused until there are");
         }
-        Self { jwks, issuer, audience }
+        Self {
+            jwks,
+            issuer,
+            audiences,
+        }
     }
 
     /// Authenticates the bearer of a token.
@@ -166,16 +195,9 @@ impl TokenVerifier {
             pod,
             node,
         } = claims.kubernetes;
-        if claims.sub != format!("{SUBJECT_PREFIX}{namespace}:{}", serviceaccount.name) {
-            return Err(TokenError::Subject(claims.sub));
-        }
-        // Names with separators in them could read as another account's.
-        let account = format!("{namespace}/{}", serviceaccount.name)
-            .parse()
-            .ok()
-            .filter(|_| !claims.sub[SUBJECT_PREFIX.len()..].contains('/'))
-            .filter(|_| claims.sub.matches(':').count() == 3);
-        let account = account.ok_or(TokenError::Subject(claims.sub))?;
+        let account = account_of(&claims.sub)
+            .filter(|account| account.namespace == namespace && account.name == serviceaccount.name)
+            .ok_or(TokenError::Subject(claims.sub))?;
         Ok(Caller { account, pod, node })
     }
 
@@ -225,9 +247,9 @@ impl TokenVerifier {
             Audience::One(one) => std::slice::from_ref(one),
             Audience::Many(many) => many.as_slice(),
         };
-        if !audiences.contains(&self.audience) {
+        if !audiences.iter().any(|audience| self.audiences.contains(audience)) {
             return Err(TokenError::Audience {
-                expected: self.audience.clone(),
+                expected: self.audiences.join(" or "),
                 found: audiences.to_vec(),
             });
         }

@@ -1,25 +1,24 @@
 //! `adit ca` and `adit ca token`.
 
-use std::sync::Arc;
-
 use clap::{Args, Subcommand};
 
 use super::args::LogArgs;
 use super::logging::LogSettings;
 use super::node::StopSignals;
+use super::source::{Source, SourceArgs};
 use crate::ca;
-use crate::identity::SpiffeId;
-use crate::mesh::MeshHandle;
-use crate::mesh::source::FileSource;
+use crate::mesh::source::kubernetes::View;
 
 /// `adit ca` and the command below it.
 #[derive(Debug, Clone, Args)]
-#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct CaCommand {
     #[command(subcommand)]
     below: Option<Below>,
     #[command(flatten)]
-    serve: Option<ca::CaArgs>,
+    source: SourceArgs,
+    #[command(flatten)]
+    serve: ca::CaArgs,
     #[command(flatten)]
     log: LogArgs,
 }
@@ -38,26 +37,26 @@ impl CaCommand {
 
 /// Runs the authority, or the command below it.
 pub(super) async fn run(command: CaCommand) -> anyhow::Result<()> {
-    match (command.below, command.serve) {
-        (Some(Below::Token(args)), _) => ca::run_token(args),
-        (None, Some(args)) => serve(args).await,
-        (None, None) => anyhow::bail!("adit ca needs --mesh; see adit ca --help"),
+    match command.below {
+        Some(Below::Token(args)) => ca::run_token(args),
+        None => serve(command.source, command.serve).await,
     }
 }
 
-async fn serve(args: ca::CaArgs) -> anyhow::Result<()> {
+async fn serve(mut source: SourceArgs, args: ca::CaArgs) -> anyhow::Result<()> {
     let mut stop = StopSignals::install()?;
-    let source = FileSource::open(&args.mesh)?;
-    let placement = Arc::new(MeshPlacement(source.mesh()));
-    tokio::spawn(source.watch());
-    ca::run(args, placement, async move { stop.wait().await }).await
-}
-
-/// Where identities may be used, according to the mesh.
-struct MeshPlacement(MeshHandle);
-
-impl ca::Placement for MeshPlacement {
-    fn runs_on(&self, identity: &SpiffeId, node: &str) -> bool {
-        self.0.load().runs_on(identity, node)
+    if let Some(mesh) = &args.mesh {
+        source.mesh_file.get_or_insert_with(|| mesh.clone());
     }
+    let (trust_domain, cluster_domain) = (source.trust_domain.clone(), source.cluster_domain.clone());
+    let source = Source::open(&source.try_into()?, View::Authority).await?;
+    let surroundings = ca::Surroundings {
+        mesh: source.mesh(),
+        synced: Box::pin(source.synced().wait()),
+        client: source.client(),
+        cluster_domain,
+        trust_domain,
+    };
+    tokio::spawn(source.watch());
+    ca::run(args, surroundings, async move { stop.wait().await }).await
 }

@@ -50,13 +50,8 @@ pub(super) struct Kept {
 impl Kept {
     /// Takes account of the mesh as a whole. Gives when some pod has to be looked at again.
     fn reconcile(&mut self, mesh: &Arc<Mesh>) -> Option<Duration> {
-        // What policies forbid by now first; then, where pods have come or gone, once more.
-        self.publish(mesh, None);
-        self.enforce();
-        let again = self.enrol(mesh);
-        self.seen = Some(Arc::clone(mesh));
-        self.telemetry.forget_missing(mesh.workloads(), Instant::now());
-        again
+        let changes = self.seen.as_ref().map(|seen| mesh.changes_since(seen));
+        self.reconcile_with(mesh, changes.as_ref())
     }
 
     /// The same where only pods of this node can have come, and the mesh has not changed.
@@ -81,8 +76,17 @@ impl Kept {
                 self.seen = Some(Arc::clone(mesh));
                 None
             }
-            _ => Some(self.reconcile(mesh)),
+            changes => Some(self.reconcile_with(mesh, changes.as_ref())),
         }
+    }
+
+    fn reconcile_with(&mut self, mesh: &Arc<Mesh>, changes: Option<&Changes>) -> Option<Duration> {
+        // What policies forbid by now first; then, where pods have come or gone, once more.
+        self.publish(mesh, changes);
+        self.enforce();
+        let again = self.enrol(mesh);
+        self.seen = Some(Arc::clone(mesh));
+        again
     }
 
     fn publish(&mut self, mesh: &Mesh, changes: Option<&Changes>) {
@@ -108,6 +112,7 @@ impl Kept {
         // It numbers identities otherwise: nothing of it may be left when the pods have their own numbers again.
         self.verdicts.reclaim()?;
         self.enrolment.reclaim()?;
+        self.seen = None;
         self.reconcile(mesh);
         Ok(())
     }

@@ -125,6 +125,14 @@ impl Source {
         }
     }
 
+    /// The client of the cluster, if the source is one.
+    pub(super) fn client(&self) -> Option<kube::Client> {
+        match self {
+            Self::File(_) => None,
+            Self::Kubernetes(kubernetes) => Some(kubernetes.client()),
+        }
+    }
+
     /// What tells that the mesh is whole.
     pub(super) fn synced(&self) -> Synced {
         match self {

@@ -110,3 +110,108 @@ fn causes(endpoint: &ServiceEndpoint) -> impl Iterator<Item = Cause> {
     let uid = uid.map(|uid| Cause::Workload(Arc::clone(uid)));
     uid.into_iter().chain(address.map(Cause::Address))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::verdicts;
+    use super::*;
+    use crate::mesh::{
+        MeshParts, Protocol, Readiness, ResolvedEndpoint, ServicePort, TargetPort, TrafficDistribution, test_parts,
+        test_workload,
+    };
+
+    fn endpoint(rng: &mut fastrand::Rng) -> ServiceEndpoint {
+        let uid: Arc<str> = format!("shop/w{}", rng.u8(0..8)).into();
+        if rng.bool() {
+            return ServiceEndpoint::Workload(uid);
+        }
+        ServiceEndpoint::Resolved(ResolvedEndpoint {
+            workload: rng.bool().then_some(uid),
+            address: format!("10.0.0.{}", rng.u8(1..10)).parse().unwrap(),
+            readiness: [Readiness::Ready, Readiness::Draining, Readiness::NotReady][rng.usize(0..3)],
+            node: "n1".into(),
+            zone: "".into(),
+            ports: [(80, 8080)].into(),
+        })
+    }
+
+    /// A mesh that differs from the one before in about every third part.
+    fn parts(rng: &mut fastrand::Rng, before: &MeshParts) -> MeshParts {
+        let mut parts = test_parts();
+        parts.cluster_ranges = vec!["10.0.0.0/29".parse().unwrap()];
+        for n in 0..8 {
+            let (name, uid) = (format!("w{n}"), format!("shop/w{n}"));
+            if rng.u8(0..3) > 0 {
+                parts
+                    .workloads
+                    .extend(before.workloads.iter().find(|known| *known.uid == *uid).cloned());
+            } else if rng.u8(0..4) > 0 {
+                let mut workload = test_workload("shop", &name, &format!("10.0.0.{}", n + 1 + rng.u8(0..2)));
+                workload.ready = rng.bool();
+                if rng.bool() {
+                    workload.protocol = Protocol::Plain;
+                }
+                parts.workloads.push(workload);
+            }
+        }
+        for n in 0..4 {
+            let name: Arc<str> = format!("s{n}").into();
+            if rng.u8(0..3) > 0 {
+                parts
+                    .services
+                    .extend(before.services.iter().find(|known| known.name == name).cloned());
+            } else if rng.u8(0..4) > 0 {
+                parts.services.push(Service {
+                    hostname: Arc::clone(&name),
+                    name,
+                    namespace: "shop".into(),
+                    addresses: vec![format!("10.96.0.{n}").parse().unwrap()],
+                    ports: vec![ServicePort {
+                        port: 80,
+                        target: TargetPort::Number(8080),
+                    }],
+                    distribution: TrafficDistribution::Any,
+                    affinity: rng.u8(0..4) == 0,
+                    endpoints: (0..rng.usize(0..3)).map(|_| endpoint(rng)).collect(),
+                });
+            }
+        }
+        parts
+    }
+
+    #[test]
+    fn what_follows_from_changes_is_what_follows_from_all() {
+        let mut rng = fastrand::Rng::with_seed(11);
+        let mut known = test_parts();
+        known.cluster_ranges = vec!["10.0.0.0/29".parse().unwrap()];
+        let mut before = Mesh::build(known.clone()).unwrap();
+        let mut dependents = Dependents::of(&before);
+        let (mut destinations, mut lists) = (HashMap::new(), Lists::new());
+        let place = Place { node: "n1", zone: "" };
+        for round in 0..2_000 {
+            let next = parts(&mut rng, &known);
+            // Two of them may have one address.
+            let Ok(mesh) = Mesh::build(next.clone()) else {
+                continue;
+            };
+            let (changed, changed_lists) = dependents.wanted(&mesh, Some(&place), &mesh.changes_since(&before));
+            lists.retain(|key, _| !changed.contains_key(&key.addr));
+            lists.extend(changed_lists);
+            for (addr, destination) in changed {
+                match destination {
+                    Some(destination) => drop(destinations.insert(addr, destination)),
+                    None => drop(destinations.remove(&addr)),
+                }
+            }
+            let (mut all, _) = verdicts::wanted(&mesh, &[]);
+            // Without pods there is no place; only the services' verdicts depend on it.
+            let services = services::wanted(&mesh, Some(&place));
+            for (addr, verdict) in services.addresses {
+                all.destinations.insert(addr, unplaced(addr, verdict));
+            }
+            assert_eq!(destinations, all.destinations, "round {round}");
+            assert_eq!(lists, services.lists, "round {round}");
+            (before, known) = (mesh, next);
+        }
+    }
+}

@@ -63,8 +63,8 @@ impl fmt::Display for Unplaced {
 
 /// What the kernel holds.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-struct Told {
-    destinations: HashMap<Addr, Destination>,
+pub(super) struct Told {
+    pub(super) destinations: HashMap<Addr, Destination>,
     /// By slot.
     tables: HashMap<u32, Table>,
     ranges: HashMap<Range, Cached>,
@@ -364,7 +364,7 @@ fn key(source: u32, slot: u32, port: u16) -> VerdictKey {
 
 /// An enrolled pod, as far as verdicts go.
 #[derive(Clone, Copy)]
-struct Enrolled<'a> {
+pub(super) struct Enrolled<'a> {
     /// As it was when it was enrolled.
     workload: &'a Workload,
     identity: &'a SpiffeId,
@@ -386,7 +386,7 @@ impl<'a> Enrolled<'a> {
 }
 
 /// What the kernel is to hold, and the lists of services' endpoints.
-fn wanted(mesh: &Mesh, enrolled: &[Enrolled<'_>]) -> (Told, Lists) {
+pub(super) fn wanted(mesh: &Mesh, enrolled: &[Enrolled<'_>]) -> (Told, Lists) {
     let mut wanted = Told {
         ranges: ranges(mesh.cluster_ranges()),
         ..Told::default()

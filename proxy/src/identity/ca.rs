@@ -276,7 +276,7 @@ fn describe_status(status: &Status) -> String {
     }
 }
 
-fn causes(error: &dyn std::error::Error) -> String {
+pub(crate) fn causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(cause) = next {

@@ -17,6 +17,7 @@ pub(crate) mod testing;
 mod tls;
 mod verify;
 
+pub(crate) use ca::causes;
 pub use ca::{CaClient, CaSettings, CaSettingsError};
 pub use certificate::Certificate;
 pub use chain::{CertificateError, MAX_CHAIN_BYTES, MAX_CHAIN_CERTS, peer_identity};

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use crate::identity::SpiffeId;
@@ -40,6 +41,8 @@ pub struct Node {
     pub zone: Arc<str>,
     /// Its own addresses.
     pub addresses: Vec<IpAddr>,
+    /// The ranges that its pods' addresses are from; none where that is not known.
+    pub ranges: Vec<IpNet>,
 }
 
 /// A pod, or something else with addresses that stands for one.

@@ -64,6 +64,19 @@ pub enum Exposition {
     Prometheus,
 }
 
+/// The metrics of a registry as text.
+pub fn encode(registry: &Registry, exposition: Exposition) -> String {
+    let mut page = String::with_capacity(64 * 1024);
+    let result = match exposition {
+        Exposition::OpenMetrics => text::encode(&mut page, registry),
+        Exposition::Prometheus => prometheus_text::encode(&mut page, registry),
+    };
+    if result.is_err() {
+        tracing::error!("metrics could not be encoded; the page is incomplete");
+    }
+    page
+}
+
 /// Everything that is counted and logged of the connections of this node.
 pub struct Telemetry {
     core: Arc<Core>,
@@ -153,15 +166,7 @@ impl Telemetry {
     pub fn metrics(&self, exposition: Exposition) -> String {
         self.core.announce_direct();
         self.core.live.count_bytes();
-        let mut page = String::with_capacity(64 * 1024);
-        let result = match exposition {
-            Exposition::OpenMetrics => text::encode(&mut page, &self.registry),
-            Exposition::Prometheus => prometheus_text::encode(&mut page, &self.registry),
-        };
-        if result.is_err() {
-            tracing::error!("metrics could not be encoded; the page is incomplete");
-        }
-        page
+        encode(&self.registry, exposition)
     }
 
     /// The connections that are open now, in the order of their opening.

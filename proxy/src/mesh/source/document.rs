@@ -251,6 +251,7 @@ impl Builder {
                 name,
                 zone,
                 addresses: addresses(&spec.addresses)?,
+                ranges: Vec::new(),
             });
         }
         Ok(())

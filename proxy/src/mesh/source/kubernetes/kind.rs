@@ -34,7 +34,7 @@ impl Kind {
         Self::PeerAuthentications,
     ];
     /// What tells where identities may be used.
-    pub(super) const PLACEMENT: [Self; 2] = [Self::Namespaces, Self::Pods];
+    pub(super) const PLACEMENT: [Self; 3] = [Self::Namespaces, Self::Nodes, Self::Pods];
 
     pub(super) fn name(self) -> &'static str {
         match self {

@@ -283,6 +283,7 @@ impl State {
             name: Arc::clone(&name),
             zone: self.strings.share(&node.zone),
             addresses: node.addresses,
+            ranges: node.pod_ranges.clone(),
         };
         let kept = Kept {
             uid: node.uid,
@@ -407,7 +408,6 @@ impl State {
         };
         let Some(pod) = self.pods.get_mut(uid) else { return };
         pod.derive(mode, own, zone, policies);
-        let workload = Arc::clone(&pod.workload);
         let was = self.mesh.workload_by_uid(uid);
         match mode {
             // Its namespace will tell whether it is to be in the mesh: until then nobody knows.
@@ -415,11 +415,14 @@ impl State {
                 self.stale.any |= was.is_some();
                 self.mesh.remove_workload(uid);
             }
-            Some(_) if was == Some(&workload) => {}
-            Some(_) => {
-                self.stale.any = true;
-                self.mesh.set_workload(&workload);
-            }
+            Some(_) => match was {
+                // Kept once.
+                Some(was) if *was == pod.workload => pod.workload = Arc::clone(was),
+                _ => {
+                    self.stale.any = true;
+                    self.mesh.set_workload(&pod.workload);
+                }
+            },
         }
         self.settle(touched);
     }

@@ -1,0 +1,70 @@
+//! What the authority counts.
+
+use std::sync::atomic::AtomicU64;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Reason {
+    reason: &'static str,
+}
+
+/// Counters of certificates issued and refused. Clones share them.
+#[derive(Debug, Clone, Default)]
+pub struct Counts {
+    issued: Counter,
+    refused: Family<Reason, Counter>,
+    reviews: Counter,
+    signer_expiry: Gauge<u64, AtomicU64>,
+}
+
+impl Counts {
+    pub(super) fn issued(&self, signer_not_after: SystemTime) {
+        self.issued.inc();
+        self.signer_expires(signer_not_after);
+    }
+
+    pub(super) fn refused(&self, reason: &'static str) {
+        self.refused.get_or_create(&Reason { reason }).inc();
+    }
+
+    pub(super) fn reviewed(&self) {
+        self.reviews.inc();
+    }
+
+    pub(super) fn signer_expires(&self, at: SystemTime) {
+        let seconds = at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        self.signer_expiry.set(seconds);
+    }
+
+    /// A registry that shows them.
+    pub fn registry(&self) -> Registry {
+        let mut registry = Registry::with_prefix("adit_ca");
+        registry.register(
+            "certificates_issued",
+            "Certificates issued to node proxies",
+            self.issued.clone(),
+        );
+        registry.register(
+            "certificates_refused",
+            "Calls that got no certificate, by reason",
+            self.refused.clone(),
+        );
+        registry.register(
+            "token_reviews",
+            "TokenReviews asked of the API server",
+            self.reviews.clone(),
+        );
+        registry.register(
+            "signer_expiry_timestamp_seconds",
+            "When the certificate that signs expires, in seconds since 1970",
+            self.signer_expiry.clone(),
+        );
+        registry
+    }
+}
