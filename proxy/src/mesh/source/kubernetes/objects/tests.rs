@@ -1,4 +1,6 @@
-use super::*;
+use super::{
+    namespace as read_namespace, node as read_node, pod as read_pod, service as read_service, slice as read_slice, *,
+};
 use crate::mesh::source::kubernetes::settings::EnrolmentLabel;
 
 // As a real API server has sent them.
@@ -30,7 +32,7 @@ fn a_recorded_pod_is_read_and_of_another_nodes_only_what_is_needed() {
         label: &label,
         node: Some("w0"),
     };
-    let pod = super::pod(cart.clone(), here).unwrap();
+    let pod = read_pod(cart.clone(), here).unwrap();
     assert_eq!(
         (pod.name.as_str(), pod.namespace.as_str(), pod.node.as_str()),
         ("cart", "rec", "w0")
@@ -57,11 +59,11 @@ fn a_recorded_pod_is_read_and_of_another_nodes_only_what_is_needed() {
         label: &label,
         node: Some("w1"),
     };
-    let pod = super::pod(cart, elsewhere).unwrap();
+    let pod = read_pod(cart, elsewhere).unwrap();
     assert_eq!(pod.details, None);
     assert_eq!(pod.labels.keys().collect::<Vec<_>>(), ["app", "version"]);
 
-    let pod = super::pod(agent, elsewhere).unwrap();
+    let pod = read_pod(agent, elsewhere).unwrap();
     assert!(pod.host_network && !pod.captured && !pod.ready);
     assert!(pod.addresses.is_empty());
     assert_eq!(pod.mode, Some(false));
@@ -75,14 +77,14 @@ fn a_recorded_namespace_node_service_and_slice_are_read() {
         label: &label,
         node: None,
     };
-    let namespace = super::namespace(items(NAMESPACES).remove(0), view).unwrap();
+    let namespace = read_namespace(items(NAMESPACES).remove(0), view).unwrap();
     assert_eq!((namespace.name.as_str(), namespace.mode), ("rec", Some(true)));
 
-    let node = super::node(items(NODES).remove(0)).unwrap();
+    let node = read_node(items(NODES).remove(0)).unwrap();
     assert_eq!((node.name.as_str(), node.zone.as_str()), ("w0", "z0"));
     assert_eq!(node.pod_ranges, ["10.128.0.0/24".parse().unwrap()]);
 
-    let service = super::service(items(SERVICES).remove(0)).unwrap();
+    let service = read_service(items(SERVICES).remove(0)).unwrap();
     assert_eq!(service.addresses, ips(&["10.96.7.7"]));
     // The port of UDP is nobody's business here.
     assert_eq!(service.ports, [("http".to_owned(), 80)]);
@@ -91,7 +93,7 @@ fn a_recorded_namespace_node_service_and_slice_are_read() {
         (TrafficDistribution::SameNodeOnly, true)
     );
 
-    let slice = super::slice(items(SLICES).remove(0)).unwrap();
+    let slice = read_slice(items(SLICES).remove(0)).unwrap();
     assert_eq!(
         (slice.service.as_str(), &slice.ports[..]),
         ("cart", &[("http".to_owned(), 8080)][..])
@@ -140,7 +142,7 @@ fn changed(change: impl FnOnce(&mut wire::ObjectMeta, &mut wire::PodSpec, &mut w
         label: &label,
         node: Some("n1"),
     };
-    super::pod(pod.encode_to_vec().into(), view).unwrap()
+    read_pod(pod.encode_to_vec().into(), view).unwrap()
 }
 
 fn condition(name: &'static str, status: &'static str) -> wire::PodCondition {
@@ -232,7 +234,7 @@ fn a_label_wants_a_pod_does_not_or_says_nothing() {
 #[test]
 fn endpoints_are_ready_drain_or_are_neither() {
     let of = |ready, serving, terminating| {
-        super::readiness(wire::EndpointConditions {
+        readiness(wire::EndpointConditions {
             ready,
             serving,
             terminating,
@@ -271,7 +273,7 @@ fn services_without_addresses_of_their_own_have_none() {
             metadata: Some(metadata),
             spec: Some(spec),
         };
-        super::service(service.encode_to_vec().into()).unwrap().addresses
+        read_service(service.encode_to_vec().into()).unwrap().addresses
     };
     let ip = |ip: &'static str| wire::ServiceSpec {
         cluster_ip: ip.into(),
@@ -308,12 +310,12 @@ fn what_is_malformed_is_refused_and_not_read_as_something_else() {
         node: None,
     };
     assert!(matches!(
-        super::pod(Bytes::from_static(b"\xff\xff\xff"), view),
+        read_pod(Bytes::from_static(b"\xff\xff\xff"), view),
         Err(DecodeError::Protobuf(_))
     ));
-    assert_eq!(super::pod(Bytes::new(), view), Err(DecodeError::Lacks("uid")));
+    assert_eq!(read_pod(Bytes::new(), view), Err(DecodeError::Lacks("uid")));
     let whole = items(PODS).remove(0);
     for length in 0..whole.len() {
-        let _ = super::pod(whole.slice(..length), view);
+        let _ = read_pod(whole.slice(..length), view);
     }
 }
