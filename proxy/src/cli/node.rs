@@ -38,6 +38,8 @@ const SWEEP_EVERY: Duration = Duration::from_secs(60);
 const TRIM_EVERY: Duration = Duration::from_secs(5);
 /// How often it is looked whether the kubelet has been started anew.
 const KUBELET_EVERY: Duration = Duration::from_secs(1);
+/// In place of the kubelet's cgroup: it is found by its command name.
+const AUTO: &str = "auto";
 /// How long the end waits for the last lines of the access log to be written.
 const LAST_LINES: Duration = Duration::from_secs(1);
 
@@ -315,12 +317,26 @@ async fn prepare_steering(settings: &NodeSettings) -> anyhow::Result<Prepared> {
 }
 
 fn kubelet_settings(settings: &NodeSettings) -> anyhow::Result<Option<KubeletSettings>> {
-    let Some(cgroup) = settings.kubelet_cgroup.clone() else {
+    let Some(mut cgroup) = settings.kubelet_cgroup.clone() else {
         return Ok(None);
     };
+    let command = settings.kubelet_command.clone();
+    if cgroup.as_os_str() == AUTO {
+        match steer::find_kubelet(&command, &settings.pods_cgroup)? {
+            Some(found) => cgroup = found,
+            None => {
+                tracing::warn!(
+                    "--kubelet-cgroup auto: no process {command:?} outside pods, or several in different cgroups; its \
+                     probes are decided on as any plaintext peer"
+                );
+                return Ok(None);
+            }
+        }
+        tracing::info!("the kubelet is in the cgroup {}", cgroup.display());
+    }
     Ok(Some(KubeletSettings {
         cgroup,
-        command: settings.kubelet_command.clone(),
+        command,
         netns: node::own_netns_cookie()?,
     }))
 }

@@ -33,7 +33,7 @@ impl Prepared {
         let pins = Pins::open(&settings.bpf_dir)?;
         let mut prepared = Self::load(&settings.pods_cgroup, Some(pins), &settings.log)?;
         if let Some(kubelet) = &settings.kubelet {
-            let loaded = Kubelet::load(kubelet, &settings.pods_cgroup, &prepared.object)?;
+            let loaded = Kubelet::load(kubelet, &prepared.object)?;
             prepared.kubelet = Some((kubelet.clone(), loaded));
         }
         Ok(prepared)

@@ -226,7 +226,7 @@ fn what_a_version_with_another_layout_has_left_keeps_pods_closed_until_it_is_rep
     let before = pins(node);
     node.kill();
     // As if it had been of layout 0; nothing in it is of use to layout 1.
-    std::fs::rename(node.bpf_dir().join("v1"), node.bpf_dir().join("v0")).unwrap();
+    std::fs::rename(node.bpf_dir().join("v2"), node.bpf_dir().join("v0")).unwrap();
     assert_refused(bed.pod("client"), bed.pod("server").at(PORT));
     node.start().unwrap();
     assert_eq!(pins(node), before, "its own, and nothing of the other");
@@ -281,7 +281,7 @@ fn a_pinned_map_that_is_not_what_it_should_be_is_a_clear_error_and_leaves_pods_c
     let (bed, _servers) = served("mismatch");
     let node = bed.node("n1");
     node.kill();
-    let maps = node.bpf_dir().join("v1/maps");
+    let maps = node.bpf_dir().join("v2/maps");
     std::fs::rename(maps.join("adit_clients"), maps.join("adit_flows")).unwrap();
     node.launch().unwrap();
     assert!(!node.wait_ended(SOON).unwrap().success());

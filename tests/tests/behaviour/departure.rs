@@ -12,7 +12,7 @@ use crate::world::{LONG, PORT, SOON, ask, echo, world};
 const OPEN: usize = 10;
 
 fn pinned_pods(node: &Node) -> usize {
-    std::fs::read_dir(node.bpf_dir().join("v1/pods")).unwrap().count()
+    std::fs::read_dir(node.bpf_dir().join("v2/pods")).unwrap().count()
 }
 
 /// Whether the proxy has the network namespace open.

@@ -144,13 +144,13 @@ fn a_successor_that_dies_half_way_loses_to_the_one_in_charge() {
     let mut answer = [0; 10];
     control.read_exact(&mut answer).unwrap();
     assert_eq!(&answer, b"ok frozen\n");
-    let listeners = std::fs::read_dir(node.bpf_dir().join("v1/pods")).unwrap().count();
+    let listeners = std::fs::read_dir(node.bpf_dir().join("v2/pods")).unwrap().count();
     assert_eq!(listeners, 2);
     // Frozen: what the mesh says waits.
     bed.update(|mesh| mesh.workloads.retain(|workload| workload.name != "neighbour"))
         .unwrap();
     std::thread::sleep(Duration::from_millis(300));
-    assert_eq!(std::fs::read_dir(node.bpf_dir().join("v1/pods")).unwrap().count(), 2);
+    assert_eq!(std::fs::read_dir(node.bpf_dir().join("v2/pods")).unwrap().count(), 2);
     drop(control);
     node.wait_for_log("stays in charge", SOON).unwrap();
     node.wait_for_log("neighbour has left", SOON).unwrap();
