@@ -7,10 +7,11 @@ use std::time::Duration;
 use clap::builder::{ArgPredicate, NonEmptyStringValueParser};
 use clap::{Args, ValueEnum};
 
+use super::source::SourceArgs;
 use super::values::{BpfLog, LogLevel, parse_bytes, parse_duration, parse_positive_duration};
 use crate::telemetry::LogFormat;
 
-const NODE_HEADING: &str = "Node and mesh";
+const NODE_HEADING: &str = "Node";
 const CA_HEADING: &str = "Certificates";
 const PLANE_HEADING: &str = "Carrying connections";
 const TUNNEL_HEADING: &str = "Tunnel";
@@ -22,7 +23,7 @@ const UNUSED: &str = "-";
 
 pub(super) const LONG_ABOUT: &str = "\
 Runs the proxy of this node: loads the kernel programs, enrols the pods of this node that the mesh \
-file names, fetches a certificate for each of their identities, and carries their connections. It \
+has, by a file or by labels in the cluster, fetches a certificate for each of their identities, and carries their connections. It \
 needs root, cgroup v2, bpffs and Linux 6.1 or newer, and says what is missing where something is.
 
 SIGTERM and SIGINT drain: no new connections, those open go on until --drain-deadline. Pods stay \
@@ -34,6 +35,10 @@ Examples:
   Everything by flags:
     adit node --node-name worker-1 --mesh-file /etc/adit/mesh.yaml \\
         --ca-address https://ca.example:15012 --ca-root /etc/adit/ca-root.pem
+
+  In a cluster:
+    adit node --node-name worker-1 --source kubernetes \
+        --ca-address https://adit-ca.adit-system.svc:15012 --ca-root /etc/adit/ca-root.pem
 
   From a file, with one setting changed for this run:
     adit node --config /etc/adit/node.yaml --log-level adit=debug
@@ -81,16 +86,11 @@ pub enum StartupMode {
 /// The flags of `adit node`.
 #[derive(Debug, Clone, Args)]
 pub struct NodeArgs {
-    /// This node's name, as the mesh file and the authority know it
+    /// This node's name, as the mesh's source and the authority know it
     #[arg(long, value_name = "NAME", env = "ADIT_NODE_NAME", help_heading = NODE_HEADING,
           value_parser = NonEmptyStringValueParser::new(),
           required = false, required_unless_present = "uninstall", default_value_if("uninstall", ArgPredicate::IsPresent, UNUSED))]
     pub(super) node_name: String,
-
-    /// The file of nodes, workloads, services and policies; read again when it changes
-    #[arg(long, value_name = "FILE", env = "ADIT_MESH_FILE", help_heading = NODE_HEADING,
-          required = false, required_unless_present = "uninstall", default_value_if("uninstall", ArgPredicate::IsPresent, UNUSED))]
-    pub(super) mesh_file: PathBuf,
 
     /// The cgroup v2 directory below which the cgroups of all pods lie, such as /sys/fs/cgroup/kubepods.slice
     #[arg(long, value_name = "PATH", env = "ADIT_PODS_CGROUP", help_heading = NODE_HEADING,
@@ -211,6 +211,9 @@ pub struct NodeArgs {
     /// For which pod the kernel programs explain their decisions in the log: none, all, or NAMESPACE/NAME
     #[arg(long, value_name = "PODS", env = "ADIT_BPF_LOG", help_heading = ADMIN_HEADING, default_value = "none")]
     pub(super) bpf_log: BpfLog,
+
+    #[command(flatten)]
+    pub(super) source: SourceArgs,
 
     #[command(flatten)]
     pub(super) log: LogArgs,

@@ -12,6 +12,7 @@ mod memory;
 pub mod node;
 mod process;
 mod settings;
+mod source;
 mod values;
 
 use std::ffi::OsString;
@@ -30,6 +31,7 @@ pub use file::FileError;
 pub use logging::{LogSettings, init_logging};
 pub use process::{Hardening, prepare_process};
 pub use settings::{CaClientSettings, NodeSettings, SettingsError};
+pub use source::{SourceArgs, SourceKind, SourceSettings};
 pub use values::{BpfLog, LogLevel, PodName, ValueError, parse_bytes, parse_duration};
 
 /// What the command line asks for.
@@ -236,15 +238,39 @@ mod tests {
         let Err(CliError::Usage(error)) = parse(command_line(&NODE[..2])) else {
             panic!("accepted")
         };
-        for flag in [
-            "--node-name",
-            "--mesh-file",
-            "--ca-address",
-            "--ca-root",
-            "--pods-cgroup",
-        ] {
+        for flag in ["--node-name", "--ca-address", "--ca-root", "--pods-cgroup"] {
             assert!(error.to_string().contains(flag), "{flag} is not named in: {error}");
         }
+    }
+
+    #[test]
+    fn a_mesh_file_is_needed_unless_the_cluster_is_asked() {
+        let with = |source: &[&str]| {
+            let mut args: Vec<&str> = NODE
+                .iter()
+                .copied()
+                .filter(|arg| !arg.starts_with("--mesh-file"))
+                .collect();
+            args.extend(source);
+            parse(command_line(&args))
+        };
+        let Err(CliError::Settings(SettingsError::NoMeshFile)) = with(&[]) else {
+            panic!("accepted")
+        };
+        let args = [
+            "--source=kubernetes",
+            "--enrolment-label=istio.io/dataplane-mode=ambient",
+            "--cluster-ranges=10.0.0.0/8,fd00::/8",
+        ];
+        let Ok(Invocation::Node(settings)) = with(&args) else {
+            panic!("not a node")
+        };
+        let SourceSettings::Kubernetes(source) = settings.source else {
+            panic!("of a file")
+        };
+        assert_eq!(source.enrolment.to_string(), "istio.io/dataplane-mode=ambient");
+        assert_eq!(source.cluster_ranges.len(), 2);
+        assert_eq!(source.root_namespace, "adit-system");
     }
 
     #[test]

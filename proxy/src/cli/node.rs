@@ -19,14 +19,16 @@ use super::handover::{Control, Predecessor, Turn};
 use super::keep::{Keeper, Kept};
 use super::memory;
 use super::settings::NodeSettings;
+use super::source::Source;
 use super::values::BpfLog;
 use crate::admin::{AdminState, Readiness, StateSections};
 use crate::dataplane::{Dataplane, DataplaneSettings, DirectConnections, Verdicts, Workers};
 use crate::hbone::HboneSettings;
 use crate::identity::{CaClient, CaSettings, CertStore, IdentityLease, StoreSettings};
+use crate::mesh::source::StatusHandle;
+use crate::mesh::source::kubernetes::View;
 use crate::mesh::{MeshHandle, Workload};
-use crate::mesh::source::{FileSource, StatusHandle};
-use crate::node::{self, Births, CaptureTests, Enrolment, LocalPods, Report};
+use crate::node::{self, Births, CaptureTests, Enrolment, LocalPods, PodStatus, Report};
 use crate::steer::{self, KubeletSettings, LogScope, Prepared, Startup, SteerError, SteerSettings, Steering};
 use crate::telemetry::{Telemetry, TelemetrySettings};
 
@@ -55,8 +57,9 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
     if let Some(predecessor) = &predecessor {
         tracing::info!("to take over from {}", predecessor.name);
     }
-    let source = FileSource::open(&settings.mesh_file)?;
-    let (mesh, source_status) = (source.mesh(), source.status());
+    let source = Source::open(&settings.source, View::Node(settings.node_name.clone())).await?;
+    let (mesh, source_status, synced) = (source.mesh(), source.status(), source.synced());
+    let status = source.client().map(PodStatus::new);
     let certs = cert_store(&settings)?;
     let telemetry_settings = TelemetrySettings {
         access_log: settings.access_log,
@@ -80,6 +83,12 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
         admin.open().await?;
     }
     tokio::spawn(source.watch());
+    // Pods stay as they are until it is known what they should be.
+    let unread = readiness.pending("the state of the mesh");
+    tokio::select! {
+        () = synced.wait() => unread.done(),
+        () = stop.wait() => return Ok(()),
+    }
 
     let prepared = prepare_steering(&settings).await?;
     let (adopts, pods_cgroup) = (prepared.adopts(), settings.pods_cgroup.clone());
@@ -207,10 +216,10 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
         }
     }
     let complain = |pod: &Workload, reason: &str, message: &str| {
-        tracing::debug!("pod {}/{}: {reason}: {message}", pod.namespace, pod.name);
+        tracing::info!("pod {}/{}: {reason}: {message}", pod.namespace, pod.name);
     };
-    let report = Report::new(tests, settings.pods_cgroup.clone(), None, Box::new(complain));
-    tokio::spawn(report.follow(followed));
+    let report = Report::new(tests, settings.pods_cgroup.clone(), status, Box::new(complain));
+    let reporting = tokio::spawn(report.follow(followed));
     starting.done();
     let ready = readiness.clone();
     tokio::spawn(async move {
@@ -262,8 +271,9 @@ pub async fn run(settings: NodeSettings) -> anyhow::Result<()> {
         None => workers_drain.after_stop(&mut stop, &mut wishes, &admin).await,
         Some(leave) => {
             admin.close();
-            // The successor reads them from now on.
+            // The successor reads them from now on, and tells how pods stand.
             reading.abort();
+            reporting.abort();
             if let Some(kubelet) = kubelet {
                 kubelet.abort();
             }

@@ -9,6 +9,7 @@ use thiserror::Error;
 
 use super::args::{NodeArgs, StartupMode, Switch};
 use super::logging::LogSettings;
+use super::source::SourceSettings;
 use super::values::BpfLog;
 use crate::telemetry::LogFormat;
 
@@ -24,6 +25,12 @@ pub enum SettingsError {
     /// The authority's address is not `https://host:port`.
     #[error("--ca-address {0}: not of the form https://host:port")]
     CaAddress(String),
+    /// The mesh is to come from a file, and none is named.
+    #[error("--mesh-file is needed, unless --source is kubernetes")]
+    NoMeshFile,
+    /// A mesh file that nobody would read.
+    #[error("--mesh-file {}: with --source kubernetes no mesh file is read; leave out one of the two", .0.display())]
+    MeshFileUnused(PathBuf),
     /// A stream's window is larger than its tunnel's.
     #[error("--connection-window {connection} is less than --stream-window {stream}: one stream could fill the tunnel")]
     Windows {
@@ -58,8 +65,8 @@ pub struct NodeSettings {
     pub log: LogSettings,
     /// This node's name.
     pub node_name: String,
-    /// The file of nodes, workloads, services and policies.
-    pub mesh_file: PathBuf,
+    /// Where nodes, workloads, services and policies are learned from.
+    pub source: SourceSettings,
     /// The cgroup that holds all pods.
     pub pods_cgroup: PathBuf,
     /// What becomes of connects of pods that nobody has looked at yet.
@@ -121,7 +128,7 @@ impl TryFrom<NodeArgs> for NodeSettings {
         Ok(Self {
             log: args.log.into(),
             node_name: args.node_name,
-            mesh_file: args.mesh_file,
+            source: args.source.try_into()?,
             pods_cgroup: args.pods_cgroup,
             startup: args.startup,
             kubelet_cgroup: args.kubelet_cgroup,
@@ -231,6 +238,7 @@ mod tests {
                 SettingsError::CaAddress("https://ca".into()),
             ),
             (&["--ca-address=ca:15012"], SettingsError::CaAddress("ca:15012".into())),
+            (&["--source=kubernetes"], SettingsError::MeshFileUnused("/m".into())),
         ] {
             assert_eq!(settings(args).unwrap_err(), reason, "{args:?}");
         }

@@ -157,10 +157,7 @@ fn destinations(
         let endpoints = mesh
             .endpoints(service, dialled, source, &mut worker.rng.borrow_mut())
             .map_err(|error| (Party::Proxy, How::Refused(error.to_string())))?;
-        return Ok(endpoints
-            .into_iter()
-            .map(|(workload, addr)| (Some(workload), addr))
-            .collect());
+        return Ok(endpoints);
     }
     Ok(vec![(mesh.workload_by_addr(dialled.ip()).cloned(), dialled)])
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use adit_common::{Addr, Cached, Endpoint, EndpointKey, EndpointList, HostPort, MAX_ENDPOINTS_OF_PORT, ServiceKey};
 
-use crate::mesh::{EndpointError, Mesh, Place, Protocol, Service};
+use crate::mesh::{EndpointError, Mesh, Place, Protocol, Service, ServiceEndpoint};
 use crate::steer::{ServiceMaps, SteerError};
 
 /// How long the endpoints of a list stay after it was last named: far longer than a kernel program runs that has read
@@ -35,6 +35,8 @@ pub(super) fn wanted(mesh: &Mesh, place: Option<&Place<'_>>) -> Wanted {
             let verdict = match place {
                 _ if is_outside(mesh, service) => Cached::Allow,
                 None => Cached::Ask,
+                // The kernel chooses at random.
+                Some(_) if service.affinity => Cached::Ask,
                 Some(place) => {
                     wanted.lists.extend(lists(mesh, service, *ip, place));
                     Cached::Service
@@ -49,11 +51,15 @@ pub(super) fn wanted(mesh: &Mesh, place: Option<&Place<'_>>) -> Wanted {
 /// Whether the service leads outside the mesh alone: the cluster's own load balancer serves it then. Of an endpoint that
 /// is not known yet nobody can say so.
 fn is_outside(mesh: &Mesh, service: &Service) -> bool {
-    let plain = |uid| {
-        mesh.workload_by_uid(uid)
-            .is_some_and(|workload| workload.protocol == Protocol::Plain)
+    let plain = |endpoint: &ServiceEndpoint| match endpoint {
+        ServiceEndpoint::Workload(uid) => mesh
+            .workload_by_uid(uid)
+            .is_some_and(|workload| workload.protocol == Protocol::Plain),
+        ServiceEndpoint::Resolved(resolved) => mesh
+            .behind(resolved)
+            .is_some_and(|behind| behind.is_none_or(|workload| workload.protocol == Protocol::Plain)),
     };
-    !service.endpoints.is_empty() && service.endpoints.iter().all(|uid| plain(uid))
+    !service.endpoints.is_empty() && service.endpoints.iter().all(plain)
 }
 
 /// The lists of a virtual address.
@@ -221,8 +227,6 @@ fn keys(service: ServiceKey, list: EndpointList) -> impl Iterator<Item = Endpoin
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::mesh::{MeshParts, ServicePort, TargetPort, TrafficDistribution, Workload, test_parts, test_workload};
 
@@ -237,7 +241,11 @@ mod tests {
                 target: TargetPort::Number(8080),
             }],
             distribution: TrafficDistribution::Any,
-            endpoints: endpoints.iter().map(|uid| Arc::from(*uid)).collect(),
+            affinity: false,
+            endpoints: endpoints
+                .iter()
+                .map(|uid| ServiceEndpoint::Workload((*uid).into()))
+                .collect(),
         }
     }
 

@@ -212,12 +212,20 @@ fn serve(worker: &Rc<Worker>, pod: &Arc<LocalPod>, listeners: PodListeners, serv
         pod: served.retire.subscribe(),
     };
     let (w, p) = (Rc::clone(worker), Arc::clone(pod));
-    served.tasks.spawn_local(accept_all(w, p, captured?, drain(), |w, p, tcp, from, _| outbound::serve(w, p, tcp, from)));
+    served
+        .tasks
+        .spawn_local(accept_all(w, p, captured?, drain(), |w, p, tcp, from, _| {
+            outbound::serve(w, p, tcp, from)
+        }));
     let (w, p) = (Rc::clone(worker), Arc::clone(pod));
-    served.tasks.spawn_local(accept_all(w, p, hbone?, drain(), inbound::serve_tunnel));
+    served
+        .tasks
+        .spawn_local(accept_all(w, p, hbone?, drain(), inbound::serve_tunnel));
     let (w, p) = (Rc::clone(worker), Arc::clone(pod));
-    served.tasks.spawn_local(accept_all(w, p, plaintext?, drain(), |w, p, tcp, from, _| {
-        inbound::serve_plaintext(w, p, tcp, from)
-    }));
+    served
+        .tasks
+        .spawn_local(accept_all(w, p, plaintext?, drain(), |w, p, tcp, from, _| {
+            inbound::serve_plaintext(w, p, tcp, from)
+        }));
     Ok(())
 }

@@ -5,10 +5,13 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-use super::{Mesh, Service, TargetPort, TrafficDistribution, Workload};
+use super::{
+    Mesh, Protocol, Readiness, ResolvedEndpoint, Service, ServiceEndpoint, ServicePort, TargetPort,
+    TrafficDistribution, Workload,
+};
 
-/// A workload and where to reach it.
-pub type Endpoint = (Arc<Workload>, SocketAddr);
+/// Where to reach an endpoint, and the workload that is there, where it is one.
+pub type Endpoint = (Option<Arc<Workload>>, SocketAddr);
 
 /// How near an endpoint is, and whether it is of another address family than the one dialled.
 type Preference = (u8, bool);
@@ -52,6 +55,7 @@ pub enum EndpointError {
 impl Mesh {
     /// The endpoints for one connection from `source` to an address and port of the service, in the order in which to try
     /// them: the most preferred first, at random among equals, those of the address family that was dialled before others.
+    /// Where the service wants it, a source has its equals always in the same order.
     pub fn endpoints(
         &self,
         service: &Service,
@@ -60,9 +64,15 @@ impl Mesh {
         rng: &mut fastrand::Rng,
     ) -> Result<Vec<Endpoint>, EndpointError> {
         let mut candidates = self.candidates(service, dialled, &Place::of(source))?;
-        // Shuffled whole, then sorted stably: uniform within each rank.
-        rng.shuffle(&mut candidates);
-        candidates.sort_by_key(|(preference, _)| *preference);
+        if service.affinity {
+            let client = source.address_like(dialled.ip());
+            candidates
+                .sort_by_cached_key(|(preference, (_, addr))| (*preference, affinity(client, &source.uid, *addr)));
+        } else {
+            // Shuffled whole, then sorted stably: uniform within each rank.
+            rng.shuffle(&mut candidates);
+            candidates.sort_by_key(|(preference, _)| *preference);
+        }
         Ok(candidates.into_iter().map(|(_, endpoint)| endpoint).collect())
     }
 
@@ -99,20 +109,21 @@ impl Mesh {
             })?;
         let mut ready = 0;
         let mut candidates: Vec<(Preference, Endpoint)> = Vec::with_capacity(service.endpoints.len());
-        for uid in &service.endpoints {
-            let Some(workload) = self.workload_by_uid(uid).filter(|workload| workload.ready) else {
+        let mut draining = Vec::new();
+        for endpoint in &service.endpoints {
+            let Some(found) = self.usable(service, port, endpoint, dialled.ip(), source) else {
                 continue;
             };
-            ready += 1;
-            let (Some(rank), Some((address, other_family)), Some(port)) = (
-                rank(service.distribution, workload, source),
-                address(workload, dialled.ip()),
-                target(&port.target, workload),
-            ) else {
-                continue;
-            };
-            let endpoint = (Arc::clone(workload), SocketAddr::new(address, port));
-            candidates.push(((rank, other_family), endpoint));
+            ready += usize::from(found.readiness == Readiness::Ready);
+            if let Some(candidate) = found.candidate {
+                match found.readiness {
+                    Readiness::Ready => candidates.push(candidate),
+                    _ => draining.push(candidate),
+                }
+            }
+        }
+        if candidates.is_empty() {
+            candidates = draining;
         }
         if candidates.is_empty() {
             return Err(EndpointError::NoEndpoints {
@@ -124,13 +135,107 @@ impl Mesh {
         }
         Ok(candidates)
     }
+
+    /// One endpoint, if it is there and serves.
+    fn usable(
+        &self,
+        service: &Service,
+        port: &ServicePort,
+        endpoint: &ServiceEndpoint,
+        dialled: IpAddr,
+        source: &Place<'_>,
+    ) -> Option<Found> {
+        match endpoint {
+            ServiceEndpoint::Workload(uid) => {
+                let workload = self.workload_by_uid(uid).filter(|workload| workload.ready)?;
+                let candidate = || {
+                    let rank = rank(service.distribution, &Place::of(workload), source)?;
+                    let (address, other_family) = address(workload, dialled)?;
+                    let to = SocketAddr::new(address, target(&port.target, workload)?);
+                    Some(((rank, other_family), (Some(Arc::clone(workload)), to)))
+                };
+                Some(Found {
+                    readiness: Readiness::Ready,
+                    candidate: candidate(),
+                })
+            }
+            ServiceEndpoint::Resolved(resolved) => {
+                if resolved.readiness == Readiness::NotReady {
+                    return None;
+                }
+                let workload = self.behind(resolved)?;
+                let place = Place {
+                    node: &resolved.node,
+                    zone: &resolved.zone,
+                };
+                let candidate = || {
+                    let rank = rank(service.distribution, &place, source)?;
+                    let other_family = resolved.address.is_ipv4() != dialled.to_canonical().is_ipv4();
+                    let (_, to) = resolved.ports.iter().find(|(from, _)| *from == port.port)?;
+                    let to = SocketAddr::new(resolved.address, *to);
+                    Some(((rank, other_family), (workload.cloned(), to)))
+                };
+                Some(Found {
+                    readiness: resolved.readiness,
+                    candidate: candidate(),
+                })
+            }
+        }
+    }
+
+    /// The workload behind an endpoint's address, which may be none; nothing where that cannot be told yet: the workload is
+    /// not known, or not known to have the address.
+    pub fn behind(&self, endpoint: &ResolvedEndpoint) -> Option<Option<&Arc<Workload>>> {
+        match (self.workload_by_addr(endpoint.address), &endpoint.workload) {
+            (Some(owner), None) => Some(Some(owner)),
+            (Some(owner), Some(uid)) => (owner.uid == *uid).then_some(Some(owner)),
+            (None, None) => Some(None),
+            // A pod of the host's network has its node's address, and none of its own.
+            (None, Some(uid)) => {
+                let workload = self.workload_by_uid(uid)?;
+                (workload.protocol == Protocol::Plain).then_some(Some(workload))
+            }
+        }
+    }
+}
+
+/// An endpoint that serves.
+struct Found {
+    readiness: Readiness,
+    /// None where this connection cannot go there.
+    candidate: Option<(Preference, Endpoint)>,
+}
+
+/// Where an endpoint stands in the order of a client's own: rendezvous hashing, so that only the clients of an endpoint
+/// that goes are sent elsewhere. The same in every process, now and later.
+fn affinity(client: Option<IpAddr>, uid: &str, endpoint: SocketAddr) -> u64 {
+    let mut hash = 0xcbf2_9ce4_8422_2325;
+    let mut add = |bytes: &[u8]| {
+        for byte in bytes {
+            hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    };
+    match client {
+        Some(IpAddr::V4(ip)) => add(&ip.octets()),
+        Some(IpAddr::V6(ip)) => add(&ip.octets()),
+        None => add(uid.as_bytes()),
+    }
+    match endpoint.ip() {
+        IpAddr::V4(ip) => add(&ip.octets()),
+        IpAddr::V6(ip) => add(&ip.octets()),
+    }
+    add(&endpoint.port().to_be_bytes());
+    // What differs in the last byte alone is to differ everywhere.
+    hash ^= hash >> 33;
+    hash = hash.wrapping_mul(0xff51_afd7_ed55_8ccd);
+    hash ^ (hash >> 33)
 }
 
 /// How near an endpoint is, 0 the nearest; `None` where it must not be used. Unknown places are never near.
-fn rank(distribution: TrafficDistribution, endpoint: &Workload, source: &Place<'_>) -> Option<u8> {
+fn rank(distribution: TrafficDistribution, endpoint: &Place<'_>, source: &Place<'_>) -> Option<u8> {
     let same = |a: &str, b: &str| !a.is_empty() && a == b;
-    let node = same(&endpoint.node, source.node);
-    let zone = same(&endpoint.zone, source.zone);
+    let node = same(endpoint.node, source.node);
+    let zone = same(endpoint.zone, source.zone);
     match distribution {
         TrafficDistribution::Any => Some(0),
         TrafficDistribution::PreferSameNode if node => Some(0),
@@ -202,7 +307,7 @@ mod tests {
         )
         .unwrap()
         .iter()
-        .map(|(workload, _)| workload.name.to_string())
+        .map(|(workload, _)| workload.as_ref().unwrap().name.to_string())
         .collect()
     }
 

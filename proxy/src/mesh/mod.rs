@@ -3,20 +3,23 @@
 //! A [`Mesh`] is one immutable snapshot. A source of truth ([`source`]) builds each anew and publishes it through a
 //! [`MeshHandle`]; everything else loads the latest and sees one consistent state for as long as it holds it.
 
+mod edit;
 mod endpoints;
 mod error;
 mod handle;
 mod model;
 mod policy_model;
+mod shards;
 mod snapshot;
 pub mod source;
 
+pub use edit::Changes;
 pub use endpoints::{Endpoint, EndpointError, Place};
 pub use error::{MeshError, Subject};
 pub use handle::MeshHandle;
 pub use model::{
-    CapturedCondition, Node, PodDetails, Protocol, SameNode, Service, ServicePort, TargetPort, TrafficDistribution, Unlisted,
-    Workload,
+    Captured, Node, PodDetails, Protocol, Readiness, ResolvedEndpoint, SameNode, Service, ServiceEndpoint, ServicePort,
+    TargetPort, TrafficDistribution, Unlisted, Workload,
 };
 pub use policy_model::{
     Action, Clause, IpBlock, IpBlockError, Listed, Match, Policy, PolicySet, Rule, Scope, ServiceAccountMatch,

@@ -74,39 +74,40 @@ pub struct Workload {
     /// For a pod of the local node, a path to its network namespace. Where there is none, the namespace is found by the
     /// pod's cgroup.
     pub netns: Option<PathBuf>,
-    /// What the agent of a pod's own node needs to know of it besides, where the source tells.
+    /// What its own node must know of it besides; none elsewhere, and from sources that know no pods.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub pod: Option<Arc<PodDetails>>,
 }
 
-/// What the agent of a pod's own node needs to know of it besides.
+/// What the agent of a pod's own node must know of it besides.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct PodDetails {
-    /// Whether it is wanted in the mesh by label, whatever else forbids it.
+    /// Whether labels want it in the mesh, whatever else forbids it.
     pub labelled: bool,
-    /// Whether it is in the node's own network namespace.
+    /// Whether it has no network namespace of its own.
     pub host_network: bool,
-    /// Whether it has come to its end: it succeeded or failed.
+    /// Whether all its containers have ended for good.
     pub finished: bool,
     /// Whether it is being deleted.
     pub deleting: bool,
-    /// Its `RuntimeClass`.
+    /// The name of its RuntimeClass.
     pub runtime_class: Option<Arc<str>>,
-    /// A static pod's uid in its cgroup's name: the workload's uid is that of its mirror.
+    /// For a static pod, the uid that the kubelet knows it by; its own uid is its mirror's.
     pub static_uid: Option<Arc<str>>,
     /// Its annotations that begin with `mesh.adit/`.
     pub annotations: BTreeMap<String, String>,
-    /// Its condition `mesh.adit/Captured`, where it has it.
-    pub captured: Option<CapturedCondition>,
+    /// The condition `mesh.adit/Captured`, where it has one.
+    pub captured: Option<Captured>,
 }
 
-/// A pod's condition `mesh.adit/Captured`.
+/// The condition by which a pod's agent tells whether the pod is captured.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct CapturedCondition {
-    /// Whether it is true.
+pub struct Captured {
+    /// Whether it is.
     pub status: bool,
-    /// Why, in a word.
+    /// Why, in one word.
     pub reason: String,
-    /// Why, in words.
+    /// Why, for people.
     pub message: String,
 }
 
@@ -206,6 +207,47 @@ pub struct Service {
     pub ports: Vec<ServicePort>,
     /// Which endpoints are preferred.
     pub distribution: TrafficDistribution,
-    /// The uids of its endpoints, resolved from selector or names.
-    pub endpoints: Vec<Arc<str>>,
+    /// Whether connections of one client are to go to one endpoint.
+    pub affinity: bool,
+    /// Its endpoints.
+    pub endpoints: Vec<ServiceEndpoint>,
+}
+
+/// What a service's connections may lead to.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
+#[serde(untagged)]
+pub enum ServiceEndpoint {
+    /// The workload of that uid, at its own addresses, by the service's target ports, while it is ready.
+    Workload(Arc<str>),
+    /// An address with all that the source has resolved for it.
+    Resolved(ResolvedEndpoint),
+}
+
+/// An endpoint as the cluster's control plane has resolved it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
+pub struct ResolvedEndpoint {
+    /// The uid of the workload that is behind the address; none where that is no workload.
+    pub workload: Option<Arc<str>>,
+    /// Where it is reached.
+    pub address: IpAddr,
+    /// Whether it may be chosen.
+    pub readiness: Readiness,
+    /// Its node; empty where unknown.
+    pub node: Arc<str>,
+    /// Its zone; empty where unknown.
+    pub zone: Arc<str>,
+    /// By each port of the service, its own; a port of the service that it lacks is not here.
+    pub ports: Arc<[(u16, u16)]>,
+}
+
+/// Whether an endpoint may be chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Readiness {
+    /// It may.
+    Ready,
+    /// It ends, but still serves: only where no other is ready.
+    Draining,
+    /// It may not.
+    NotReady,
 }

@@ -1,12 +1,12 @@
 //! One immutable state of the mesh and its indexes.
 
-use std::collections::hash_map::Entry;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
 
+use super::shards::Shards;
 use super::{MeshError, Node, Policy, PolicySet, Protocol, Scope, Service, Subject, TargetPort, Unlisted, Workload};
 use crate::identity::{SpiffeId, TrustDomain};
 
@@ -47,45 +47,29 @@ impl MeshParts {
     }
 }
 
-/// One immutable, checked state of the mesh. Addresses are looked up alike in their v4-mapped form.
-#[derive(Debug)]
+/// One immutable, checked state of the mesh. Addresses are looked up alike in their v4-mapped form. A clone costs little.
+#[derive(Debug, Clone)]
 pub struct Mesh {
     trust_domain: TrustDomain,
     cluster_domain: Arc<str>,
-    cluster_ranges: Vec<IpNet>,
-    unlisted: Unlisted,
-    nodes: HashMap<Arc<str>, Arc<Node>>,
-    workloads: HashMap<Arc<str>, Arc<Workload>>,
-    workloads_by_address: HashMap<IpAddr, Arc<Workload>>,
-    workloads_by_node: HashMap<Arc<str>, OnNode>,
-    services: HashMap<Arc<str>, Arc<Service>>,
-    services_by_address: HashMap<IpAddr, Arc<Service>>,
-    policies: PolicySet,
-}
-
-#[derive(Debug, Default)]
-struct OnNode {
-    workloads: Vec<Arc<Workload>>,
-    /// Identities of those that are in the mesh.
-    identities: HashSet<SpiffeId>,
+    pub(super) cluster_ranges: Vec<IpNet>,
+    pub(super) unlisted: Unlisted,
+    pub(super) nodes: Shards<Arc<str>, Arc<Node>>,
+    pub(super) workloads: Shards<Arc<str>, Arc<Workload>>,
+    pub(super) workloads_by_address: Shards<IpAddr, Arc<Workload>>,
+    pub(super) workloads_by_node: Shards<Arc<str>, Vec<Arc<Workload>>>,
+    pub(super) services: Shards<Arc<str>, Arc<Service>>,
+    pub(super) services_by_address: Shards<IpAddr, Arc<Service>>,
+    pub(super) policies: Arc<PolicySet>,
 }
 
 impl Mesh {
     /// Checks the parts and indexes them.
     pub fn build(parts: MeshParts) -> Result<Self, MeshError> {
-        let mut mesh = Self {
-            trust_domain: parts.trust_domain,
-            cluster_domain: parts.cluster_domain,
-            cluster_ranges: parts.cluster_ranges,
-            unlisted: parts.unlisted,
-            nodes: HashMap::with_capacity(parts.nodes.len()),
-            workloads: HashMap::with_capacity(parts.workloads.len()),
-            workloads_by_address: HashMap::with_capacity(parts.workloads.len()),
-            workloads_by_node: HashMap::new(),
-            services: HashMap::with_capacity(parts.services.len()),
-            services_by_address: HashMap::with_capacity(parts.services.len()),
-            policies: index_policies(parts.policies)?,
-        };
+        let mut mesh = Self::empty(parts.trust_domain, parts.cluster_domain);
+        mesh.cluster_ranges = parts.cluster_ranges;
+        mesh.unlisted = parts.unlisted;
+        mesh.policies = Arc::new(index_policies(parts.policies)?);
         for node in parts.nodes {
             mesh.add_node(node)?;
         }
@@ -98,6 +82,29 @@ impl Mesh {
             mesh.add_service(service)?;
         }
         Ok(mesh)
+    }
+
+    /// A mesh in which there is nothing.
+    pub fn empty(trust_domain: TrustDomain, cluster_domain: Arc<str>) -> Self {
+        Self {
+            trust_domain,
+            cluster_domain,
+            cluster_ranges: Vec::new(),
+            unlisted: Unlisted::default(),
+            nodes: Shards::default(),
+            workloads: Shards::default(),
+            workloads_by_address: Shards::default(),
+            workloads_by_node: Shards::default(),
+            services: Shards::default(),
+            services_by_address: Shards::default(),
+            policies: Arc::default(),
+        }
+    }
+
+    /// The same, with pods that it does not list being that.
+    pub fn with_unlisted(mut self, unlisted: Unlisted) -> Self {
+        self.unlisted = unlisted;
+        self
     }
 
     /// The trust domain of its identities.
@@ -147,18 +154,14 @@ impl Mesh {
 
     /// The workloads of a node, in the mesh and outside, in the source's order.
     pub fn local_workloads(&self, node: &str) -> impl Iterator<Item = &Arc<Workload>> {
-        self.workloads_by_node
-            .get(node)
-            .into_iter()
-            .flat_map(|on| &on.workloads)
+        self.workloads_by_node.get(node).into_iter().flatten()
     }
 
     /// Whether a workload of that identity that is in the mesh runs on the node: what entitles the node's proxy to the
     /// identity's certificate.
     pub fn runs_on(&self, identity: &SpiffeId, node: &str) -> bool {
-        self.workloads_by_node
-            .get(node)
-            .is_some_and(|on| on.identities.contains(identity))
+        self.local_workloads(node)
+            .any(|workload| workload.protocol == Protocol::Hbone && workload.identity == *identity)
     }
 
     /// The service that has the virtual address.
@@ -219,11 +222,9 @@ impl Mesh {
             return Err(MeshError::DuplicateUid { uid });
         }
         if !workload.node.is_empty() {
-            let on = self.workloads_by_node.entry(Arc::clone(&workload.node)).or_default();
-            if workload.protocol == Protocol::Hbone {
-                on.identities.insert(workload.identity.clone());
-            }
-            on.workloads.push(Arc::clone(&workload));
+            let mut on = self.workloads_by_node.remove(&workload.node).unwrap_or_default();
+            on.push(Arc::clone(&workload));
+            self.workloads_by_node.insert(Arc::clone(&workload.node), on);
         }
         Ok(workload)
     }
@@ -234,18 +235,18 @@ impl Mesh {
         for ready in [true, false] {
             for workload in workloads.iter().filter(|workload| workload.ready == ready) {
                 for address in &workload.addresses {
-                    match self.workloads_by_address.entry(*address) {
-                        Entry::Vacant(vacant) => {
-                            vacant.insert(Arc::clone(workload));
+                    match self.workloads_by_address.get(address) {
+                        None => {
+                            self.workloads_by_address.insert(*address, Arc::clone(workload));
                         }
-                        Entry::Occupied(other) if other.get().ready == ready => {
+                        Some(other) if other.ready == ready => {
                             return Err(MeshError::DuplicateAddress {
                                 address: *address,
-                                first: Arc::clone(&other.get().uid),
+                                first: Arc::clone(&other.uid),
                                 second: Arc::clone(&workload.uid),
                             });
                         }
-                        Entry::Occupied(_) => {}
+                        Some(_) => {}
                     }
                 }
             }
@@ -273,7 +274,7 @@ impl Mesh {
             }
         }
         let mut seen = HashSet::new();
-        service.endpoints.retain(|uid| seen.insert(Arc::clone(uid)));
+        service.endpoints.retain(|endpoint| seen.insert(endpoint.clone()));
 
         let service = Arc::new(service);
         for address in &service.addresses {
@@ -312,7 +313,7 @@ fn check_addresses(addresses: &mut Vec<IpAddr>, owner: &Arc<str>, subject: &Subj
     }
 }
 
-fn index_policies(policies: Vec<Policy>) -> Result<PolicySet, MeshError> {
+pub(super) fn index_policies(policies: Vec<Policy>) -> Result<PolicySet, MeshError> {
     let mut seen = HashSet::new();
     for policy in &policies {
         let key = policy.key();
@@ -335,7 +336,7 @@ pub(crate) mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::mesh::{Action, SameNode, ServicePort, TrafficDistribution};
+    use crate::mesh::{Action, SameNode, ServiceEndpoint, ServicePort, TrafficDistribution};
 
     pub(crate) fn parts() -> MeshParts {
         MeshParts::new(TrustDomain::parse("cluster.local").unwrap(), "cluster.local")
@@ -373,7 +374,11 @@ pub(crate) mod tests {
                 target: TargetPort::Number(8080),
             }],
             distribution: TrafficDistribution::Any,
-            endpoints: endpoints.iter().map(|uid| (*uid).into()).collect(),
+            affinity: false,
+            endpoints: endpoints
+                .iter()
+                .map(|uid| ServiceEndpoint::Workload((*uid).into()))
+                .collect(),
         }
     }
 

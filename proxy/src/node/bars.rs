@@ -80,7 +80,11 @@ mod tests {
                 ..PodDetails::default()
             }));
             let bar = barred(&workload);
-            assert_eq!(bar.as_ref().map(Bar::reason), reason, "{labelled} {host_network} {class:?}");
+            assert_eq!(
+                bar.as_ref().map(Bar::reason),
+                reason,
+                "{labelled} {host_network} {class:?}"
+            );
         }
         assert_eq!(barred(&test_workload("shop", "cart", "10.0.0.1")), None);
     }

@@ -122,12 +122,7 @@ impl Births {
     }
 
     /// Waits for something to happen, at most until then, and looks at what it is about. False where it is told to stop.
-    fn step(
-        &mut self,
-        until: Instant,
-        stopped: &UnixStream,
-        changed: &UnixStream,
-    ) -> Result<bool, ClassifyError> {
+    fn step(&mut self, until: Instant, stopped: &UnixStream, changed: &UnixStream) -> Result<bool, ClassifyError> {
         let mut next = self.again.values().map(|(when, _)| *when).fold(until, Instant::min);
         let mut for_strangers = PollFlags::POLLIN;
         if self.gathering > Instant::now() {

@@ -58,7 +58,11 @@ impl CaptureTests {
         let to = if is_v4 { v4 } else { v6 };
         let cgroup = ScratchCgroup::make(pods_cgroup)?;
         let id = cgroup_id(cgroup.path())?;
-        let netns = pod.netns().as_fd().try_clone_to_owned().map_err(CaptureTestError::Start)?;
+        let netns = pod
+            .netns()
+            .as_fd()
+            .try_clone_to_owned()
+            .map_err(CaptureTestError::Start)?;
         self.cgroups().insert(id);
         let output = Command::new("/proc/self/exe")
             .arg("capture-test")

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Bar, Enrolment, LocalPod, barred};
-use crate::mesh::{CapturedCondition, Mesh, Workload};
+use crate::mesh::{Captured, Mesh, Workload};
 
 /// A pod of this node, and how it stands.
 #[derive(Clone)]
@@ -37,7 +37,7 @@ pub enum Wanted {
     /// There is to be none.
     None,
     /// This.
-    Condition(CapturedCondition),
+    Condition(Captured),
 }
 
 impl Enrolment {
@@ -68,9 +68,9 @@ impl Enrolment {
 }
 
 /// What the condition is to be of a pod that stands so, where `tested` tells how its last test ended.
-pub fn condition(capture: &Capture, tested: Option<&Result<(), String>>, is: Option<&CapturedCondition>) -> Wanted {
+pub fn condition(capture: &Capture, tested: Option<&Result<(), String>>, is: Option<&Captured>) -> Wanted {
     let says = |status, reason: &str, message: String| {
-        Wanted::Condition(CapturedCondition {
+        Wanted::Condition(Captured {
             status,
             reason: reason.to_owned(),
             message,
@@ -78,7 +78,10 @@ pub fn condition(capture: &Capture, tested: Option<&Result<(), String>>, is: Opt
     };
     match (capture, tested) {
         (Capture::Enrolled(pod), Some(Ok(()))) => {
-            let message = format!("a test connection from within the pod was captured; it speaks as {}", pod.identity());
+            let message = format!(
+                "a test connection from within the pod was captured; it speaks as {}",
+                pod.identity()
+            );
             says(true, "Captured", message)
         }
         (Capture::Enrolled(_), Some(Err(error))) => says(false, "SelfTestFailed", error.clone()),
@@ -99,12 +102,12 @@ mod tests {
 
     #[test]
     fn the_condition_is_false_where_capture_failed_or_was_lost_and_gone_with_the_mesh() {
-        let captured = CapturedCondition {
+        let captured = Captured {
             status: true,
             reason: "Captured".to_owned(),
             message: String::new(),
         };
-        let reason = |capture: &Capture, is: Option<&CapturedCondition>| match condition(capture, None, is) {
+        let reason = |capture: &Capture, is: Option<&Captured>| match condition(capture, None, is) {
             Wanted::Condition(condition) if !condition.status => condition.reason,
             Wanted::Condition(_) => "true".to_owned(),
             Wanted::None => "none".to_owned(),

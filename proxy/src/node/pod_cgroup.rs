@@ -92,7 +92,11 @@ pub(super) fn netns_of(cgroup: &Path, host: u64) -> Option<FoundNetns> {
 /// Adds the processes of the cgroup and of those below it.
 fn processes(cgroup: &Path, pids: &mut Vec<u32>) {
     let own = fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default();
-    pids.extend(own.lines().filter_map(|pid| pid.parse::<u32>().ok()).filter(|pid| *pid != 0));
+    pids.extend(
+        own.lines()
+            .filter_map(|pid| pid.parse::<u32>().ok())
+            .filter(|pid| *pid != 0),
+    );
     for (_, path) in folders(cgroup) {
         processes(&path, pids);
     }
@@ -203,7 +207,10 @@ mod tests {
         let other = "99999999-1111-2222-3333-0123456789ab";
         for cgroup in [
             format!("burstable/pod{UID}/0a/pod{OF_STATIC}"),
-            format!("kubepods-besteffort.slice/kubepods-besteffort-pod{}.slice", other.replace('-', "_")),
+            format!(
+                "kubepods-besteffort.slice/kubepods-besteffort-pod{}.slice",
+                other.replace('-', "_")
+            ),
         ] {
             fs::create_dir_all(root.path().join(cgroup)).unwrap();
         }

@@ -7,7 +7,7 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 use thiserror::Error;
 
-use crate::mesh::{CapturedCondition, Workload};
+use crate::mesh::{Captured, Workload};
 
 /// The condition's type.
 pub const CAPTURED: &str = "mesh.adit/Captured";
@@ -39,12 +39,7 @@ impl PodStatus {
     }
 
     /// Makes the pod's condition this one, or removes it. `turns` tells whether its status is another than before.
-    pub async fn write(
-        &self,
-        pod: &Workload,
-        condition: Option<&CapturedCondition>,
-        turns: bool,
-    ) -> Result<(), WriteError> {
+    pub async fn write(&self, pod: &Workload, condition: Option<&Captured>, turns: bool) -> Result<(), WriteError> {
         let api: Api<Pod> = Api::namespaced(self.client.clone(), &pod.namespace);
         let now = turns.then(Timestamp::now);
         let patch = Patch::Strategic(patch(&pod.uid, condition, now));
@@ -61,7 +56,7 @@ impl PodStatus {
 }
 
 /// The strategic merge patch. It is refused where the pod of that name has another uid.
-fn patch(uid: &str, condition: Option<&CapturedCondition>, turned: Option<Timestamp>) -> Value {
+fn patch(uid: &str, condition: Option<&Captured>, turned: Option<Timestamp>) -> Value {
     let condition = match condition {
         None => json!({ "$patch": "delete", "type": CAPTURED }),
         Some(condition) => {
@@ -86,7 +81,7 @@ mod tests {
 
     #[test]
     fn a_patch_names_the_pods_uid_and_only_its_own_condition() {
-        let captured = CapturedCondition {
+        let captured = Captured {
             status: true,
             reason: "Captured".to_owned(),
             message: "so it is".to_owned(),

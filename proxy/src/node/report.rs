@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep_until};
 use super::condition::{Capture, PodStanding, Wanted, condition};
 use super::pod_status::{PodStatus, WriteError};
 use super::{CaptureTests, LocalPod};
-use crate::mesh::{CapturedCondition, Workload};
+use crate::mesh::{Captured, Workload};
 
 /// How many tests are under way at a time.
 const TESTS: usize = 2;
@@ -40,7 +40,7 @@ pub struct Report {
     tested: HashMap<Arc<str>, Tested>,
     testing: HashSet<Arc<str>>,
     /// What was written last, which the mesh may not know yet.
-    written: HashMap<Arc<str>, Option<CapturedCondition>>,
+    written: HashMap<Arc<str>, Option<Captured>>,
     writing: HashSet<Arc<str>>,
     /// What was complained of last.
     complaints: HashMap<Arc<str>, String>,
@@ -56,7 +56,7 @@ struct Tested {
 }
 
 type TestEnd = (Arc<LocalPod>, Result<(), String>);
-type WriteEnd = (Arc<Workload>, Option<CapturedCondition>, Result<(), WriteError>);
+type WriteEnd = (Arc<Workload>, Option<Captured>, Result<(), WriteError>);
 
 impl Report {
     /// Tests by `tests`, below `pods_cgroup`.
@@ -143,7 +143,11 @@ impl Report {
         let (tests_under_way, pods_cgroup, pod) = (self.tests.clone(), self.pods_cgroup.clone(), Arc::clone(pod));
         tests.spawn(async move {
             let tested = Arc::clone(&pod);
-            let run = move || tests_under_way.run(&pods_cgroup, &tested).map_err(|error| error.to_string());
+            let run = move || {
+                tests_under_way
+                    .run(&pods_cgroup, &tested)
+                    .map_err(|error| error.to_string())
+            };
             let result = spawn_blocking(run).await;
             (pod, result.unwrap_or_else(|error| Err(error.to_string())))
         });
@@ -196,7 +200,7 @@ impl Report {
         });
     }
 
-    fn note_write(&mut self, workload: &Workload, condition: Option<CapturedCondition>, result: Result<(), WriteError>) {
+    fn note_write(&mut self, workload: &Workload, condition: Option<Captured>, result: Result<(), WriteError>) {
         self.writing.remove(&workload.uid);
         match result {
             // Of a pod that is no more there is nothing to be told.

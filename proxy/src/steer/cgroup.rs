@@ -62,7 +62,9 @@ fn mount_point_of(mountinfo: &str) -> Option<PathBuf> {
         let (before, after) = line.split_once(" - ")?;
         let mut fields = before.split(' ').skip(3);
         let (root, point) = (fields.next()?, fields.next()?);
-        after.starts_with("cgroup2 ").then(|| (root == "/", PathBuf::from(point)))
+        after
+            .starts_with("cgroup2 ")
+            .then(|| (root == "/", PathBuf::from(point)))
     });
     mounts.max_by_key(|(whole, _)| *whole).map(|(_, point)| point)
 }

@@ -1,7 +1,7 @@
 //! The programs on the kubelet's cgroup, by which its probes reach enrolled pods.
 
-use std::os::fd::{AsFd as _, OwnedFd};
 use std::fs;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -10,9 +10,9 @@ use adit_common::{COMMAND_LEN, Config};
 use aya_obj::generated::bpf_attach_type;
 
 use super::attach::CgroupPrograms;
+use super::cgroup::{mount_point, own_path};
 use super::object::{Object, ProgramSpec};
 use super::pins::Pins;
-use super::cgroup::{mount_point, own_path};
 use super::{Maps, SteerError, cgroup_id, sock_addr, sock_ops, sys};
 
 /// In the order in which they are attached. They need no order among themselves: what one has not noted is a stranger's.
@@ -86,7 +86,12 @@ impl Kubelet {
 impl Maps {
     /// Tells the programs which cgroup the kubelet is in now.
     fn set_kubelet_cgroup(&self, kubelet_cgroup: u64) -> Result<(), SteerError> {
-        self.change_config(|config| *config = Config { kubelet_cgroup, ..*config })
+        self.change_config(|config| {
+            *config = Config {
+                kubelet_cgroup,
+                ..*config
+            }
+        })
     }
 
     /// Tells the programs who the kubelet is.

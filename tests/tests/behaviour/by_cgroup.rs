@@ -56,7 +56,8 @@ fn a_pod_is_found_by_its_uid_and_enrolled_before_the_mesh_knows_its_address() {
     let _server = echo(server, PORT);
     let _alive: Vec<_> = ["web", "db"].map(|name| echo(bed.pod(name), PORT)).into();
     for name in ["web", "db"] {
-        node.wait_for_log(&format!("pod shop/{name} is enrolled"), SOON).unwrap();
+        node.wait_for_log(&format!("pod shop/{name} is enrolled"), SOON)
+            .unwrap();
         let seen = ask(bed.pod(name), server.at(PORT));
         assert_eq!(source_line(&bed, bed.pod(name), &seen).get("path"), "hbone", "{name}");
     }
@@ -148,7 +149,9 @@ fn each_pod_is_tested_through_its_own_hooks() {
     start_without_addresses(&bed);
     let _alive = ["web", "db"].map(|name| echo(bed.pod(name), PORT));
     for name in ["web", "db"] {
-        bed.node("n1").wait_for_log(&format!("pod shop/{name} is captured"), SOON).unwrap();
+        bed.node("n1")
+            .wait_for_log(&format!("pod shop/{name} is captured"), SOON)
+            .unwrap();
     }
     // To anybody else the test's address is one like any other.
     let attempt = bed.pod("web").run(|| {

@@ -123,12 +123,15 @@ fn a_kubelet_whose_cgroup_holds_the_pods_probes_and_no_pod_of_its_name_does() {
     bed.introduce_ca().unwrap();
     let node = bed.node("n1");
     let above = node.pods_cgroup().parent().unwrap().to_owned();
-    node.launch_with(&[&format!("--kubelet-cgroup={}", above.display())]).unwrap();
+    node.launch_with(&[&format!("--kubelet-cgroup={}", above.display())])
+        .unwrap();
     node.wait_ready(LONG).unwrap();
     let pod = bed.pod("neighbour");
     let _server = echo(pod, PORT);
     let to = pod.at(PORT);
-    assert!(is_alive(&node.as_process_of(&above, KUBELET, || net::ask(to, "alive?"))));
+    assert!(is_alive(
+        &node.as_process_of(&above, KUBELET, || net::ask(to, "alive?"))
+    ));
     let daemon = node.pods_cgroup().join("daemon");
     std::fs::create_dir(&daemon).unwrap();
     let attempt = node.as_process_of(&daemon, KUBELET, || net::attempt(to)).unwrap();

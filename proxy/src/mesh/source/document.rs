@@ -15,8 +15,8 @@ use self::rules::RuleSpec;
 use super::fault::{Fault, Misplaced, Place};
 use crate::identity::{SpiffeId, TrustDomain};
 use crate::mesh::{
-    Action, Mesh, MeshParts, Node, Policy, Protocol, SameNode, Scope, Service, ServicePort, Subject, TargetPort,
-    TrafficDistribution, Unlisted, Workload,
+    Action, Mesh, MeshParts, Node, Policy, Protocol, SameNode, Scope, Service, ServiceEndpoint, ServicePort, Subject,
+    TargetPort, TrafficDistribution, Unlisted, Workload,
 };
 
 const DEFAULT_CLUSTER_DOMAIN: &str = "cluster.local";
@@ -328,7 +328,7 @@ impl Builder {
         } in services
         {
             let (service_name, namespace) = (self.share(name(&spec.name)?), self.share(name(&spec.namespace)?));
-            let endpoints = match (&spec.selector, &spec.endpoints) {
+            let endpoints: Vec<Arc<str>> = match (&spec.selector, &spec.endpoints) {
                 (Some(selector), None) => self
                     .selected(&namespace, selector)?
                     .into_iter()
@@ -347,7 +347,8 @@ impl Builder {
                 addresses: addresses(&spec.addresses)?,
                 ports: spec.ports.iter().map(service_port).collect::<Result<_, _>>()?,
                 distribution: spec.distribution,
-                endpoints,
+                affinity: false,
+                endpoints: endpoints.into_iter().map(ServiceEndpoint::Workload).collect(),
             });
         }
         Ok(())

@@ -7,41 +7,15 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
 use super::document;
 use super::fault::{Misplaced, SourceError};
+use super::{SourceStatus, StatusHandle};
 use crate::mesh::{Mesh, MeshHandle};
 
 /// The largest file that is read, in bytes.
 pub const MAX_SIZE: u64 = 64 << 20;
-
-/// How a source is doing.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SourceStatus {
-    /// When the state in force was read.
-    pub last_loaded: SystemTime,
-    /// Its generation.
-    pub generation: u64,
-    /// Why what is there now could not be taken over; `None` while the state in force is the latest.
-    pub last_error: Option<String>,
-}
-
-/// A view of a source's status that stays current. Clones are one.
-#[derive(Debug, Clone)]
-pub struct StatusHandle(Arc<Mutex<SourceStatus>>);
-
-impl StatusHandle {
-    /// The status now.
-    pub fn load(&self) -> SourceStatus {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn update(&self, change: impl FnOnce(&mut SourceStatus)) {
-        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
-    }
-}
 
 /// A mesh file that was read once and can be watched.
 #[derive(Debug)]
@@ -74,7 +48,7 @@ impl FileSource {
         Ok(Self {
             path,
             mesh,
-            status: StatusHandle(Arc::new(Mutex::new(status))),
+            status: StatusHandle::new(status),
             read: loaded.signature,
             content: loaded.content,
         })

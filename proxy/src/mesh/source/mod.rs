@@ -3,6 +3,10 @@
 mod document;
 mod fault;
 pub mod file;
+pub mod kubernetes;
+mod status;
 
 pub use fault::{Fault, SourceError};
-pub use file::{FileSource, SourceStatus, StatusHandle};
+pub use file::FileSource;
+pub use kubernetes::KubernetesSource;
+pub use status::{SourceStatus, StatusHandle, Synced};

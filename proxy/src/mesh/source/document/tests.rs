@@ -72,7 +72,7 @@ services:
     let service = mesh.service_by_name("shop/cart").unwrap();
     assert_eq!(&*service.hostname, "cart.shop.svc.mesh.test");
     assert_eq!(service.distribution, TrafficDistribution::PreferSameZone);
-    assert_eq!(&*service.endpoints[0], "0b3c");
+    assert_eq!(service.endpoints, [ServiceEndpoint::Workload("0b3c".into())]);
     let targets: Vec<_> = service.ports.iter().map(|port| port.target.clone()).collect();
     assert_eq!(
         targets,
@@ -101,7 +101,14 @@ policies:
   - {name: p, namespace: shop, scope: workload, selector: {app: x, tier: front}, action: deny}
 ",
     );
-    let endpoints = |service: &str| mesh.service_by_name(service).unwrap().endpoints.join(" ");
+    let endpoints = |service: &str| {
+        let service = mesh.service_by_name(service).unwrap();
+        let uids = service.endpoints.iter().map(|endpoint| match endpoint {
+            ServiceEndpoint::Workload(uid) => uid.to_string(),
+            ServiceEndpoint::Resolved(_) => panic!("of another source"),
+        });
+        uids.collect::<Vec<_>>().join(" ")
+    };
     assert_eq!(endpoints("shop/one"), "shop/a");
     assert_eq!(endpoints("shop/all"), "shop/a shop/b");
     assert_eq!(endpoints("shop/named"), "shop/b bank/a");
