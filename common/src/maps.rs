@@ -157,6 +157,8 @@ impl FlowKind {
 pub struct Config {
     /// The cookie of the node's own network namespace, in which the kubelet's sockets are.
     pub host_netns: u64,
+    /// The cgroup that the kubelet is in: itself, not one below it.
+    pub kubelet_cgroup: u64,
     /// The kubelet's command name, filled up with zero bytes; all zero where every process of its cgroup is it.
     pub kubelet: [u8; COMMAND_LEN],
     /// A [`Startup`](crate::Startup).
@@ -166,14 +168,14 @@ pub struct Config {
 }
 
 impl Config {
-    /// Whether a process of the kubelet's cgroup, of this command name, with a socket in this namespace, is the
-    /// kubelet.
+    /// Whether a process of this cgroup and command name, with a socket in this namespace, is the kubelet.
     #[inline(always)]
-    pub const fn is_kubelet(&self, netns: u64, command: &[u8; COMMAND_LEN]) -> bool {
+    pub const fn is_kubelet(&self, netns: u64, cgroup: u64, command: &[u8; COMMAND_LEN]) -> bool {
         let wanted = words(&self.kubelet);
         let is = words(command);
         let any = wanted[0] == 0 && wanted[1] == 0;
-        self.host_netns != 0 && netns == self.host_netns && (any || (wanted[0] == is[0] && wanted[1] == is[1]))
+        let in_place = self.host_netns != 0 && netns == self.host_netns && cgroup == self.kubelet_cgroup;
+        in_place && (any || (wanted[0] == is[0] && wanted[1] == is[1]))
     }
 }
 
@@ -218,7 +220,7 @@ const _: () = {
     assert!(size_of::<AddrKey>() == 24);
     assert!(size_of::<FlowKey>() == 32);
     assert!(size_of::<Flow>() == 72);
-    assert!(size_of::<Config>() == 32);
+    assert!(size_of::<Config>() == 40);
 };
 
 #[cfg(feature = "user")]
@@ -264,20 +266,21 @@ mod tests {
             ..named
         };
         let unset = Config::default();
-        for (config, netns, command, is_kubelet) in [
-            (named, 7, "kubelet", true),
-            (named, 8, "kubelet", false),
-            (named, 7, "kubelet2", false),
-            (named, 7, "kubele", false),
-            (named, 7, "kubelet-wrapper", false),
-            (any, 7, "whatever", true),
-            (any, 8, "whatever", false),
-            (unset, 0, "kubelet", false),
+        for (config, netns, cgroup, command, is_kubelet) in [
+            (named, 7, 5, "kubelet", true),
+            (named, 8, 5, "kubelet", false),
+            (named, 7, 6, "kubelet", false),
+            (named, 7, 5, "kubelet2", false),
+            (named, 7, 5, "kubele", false),
+            (named, 7, 5, "kubelet-wrapper", false),
+            (any, 7, 5, "whatever", true),
+            (any, 8, 5, "whatever", false),
+            (unset, 0, 0, "kubelet", false),
         ] {
             assert_eq!(
-                config.is_kubelet(netns, &name(command)),
+                config.is_kubelet(netns, cgroup, &name(command)),
                 is_kubelet,
-                "{netns} {command}"
+                "{netns} {cgroup} {command}"
             );
         }
     }

@@ -66,7 +66,8 @@ fn note(ctx: &SockAddrContext, addr: Addr) -> i32 {
     ALLOW
 }
 
-/// Whether it is the kubelet that connects, in the host's network namespace.
+/// Whether it is the kubelet that connects, in the host's network namespace. Its cgroup may hold the pods', which these
+/// programs see too then: one below it is another's.
 #[inline(always)]
 fn is_kubelet(ctx: &SockAddrContext) -> bool {
     let mut command = [0_u8; COMMAND_LEN];
@@ -76,7 +77,11 @@ fn is_kubelet(ctx: &SockAddrContext) -> bool {
     }
     // SAFETY: a helper on the program's own context.
     let netns = unsafe { bpf_get_netns_cookie(ctx.as_ptr()) };
-    CONFIG.get(0).is_some_and(|config| config.is_kubelet(netns, &command))
+    // SAFETY: a helper without arguments.
+    let cgroup = unsafe { bpf_get_current_cgroup_id() };
+    CONFIG
+        .get(0)
+        .is_some_and(|config| config.is_kubelet(netns, cgroup, &command))
 }
 
 /// Tells the socket lookup of the pod, before the SYN. Where there is no room, the probe is a stranger's.

@@ -30,6 +30,9 @@ fn run(invocation: Invocation) -> anyhow::Result<()> {
     match invocation {
         Invocation::Node(settings) => {
             start(&settings.log);
+            if let Err(error) = adit::steer::enter_host_cgroup_namespace() {
+                tracing::warn!(%error, "cgroups are seen as this process's own namespace of them shows them");
+            }
             control_runtime()?.block_on(cli::node::run(*settings))
         }
         Invocation::Uninstall(what) => {

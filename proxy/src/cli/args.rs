@@ -123,8 +123,8 @@ pub struct NodeArgs {
     #[arg(long, value_name = "MODE", env = "ADIT_STARTUP", help_heading = NODE_HEADING, default_value = "enforced")]
     pub(super) startup: StartupMode,
 
-    /// The kubelet's cgroup v2 directory, such as /sys/fs/cgroup/system.slice/kubelet.service: its probes then reach
-    /// enrolled pods under any policy. Where it is left out, they are decided on as any plaintext peer
+    /// The kubelet's cgroup v2 directory, such as /sys/fs/cgroup/system.slice/kubelet.service, or `auto` to find it by its
+    /// process (hostPID): its probes then reach enrolled pods under any policy. Where it is left out, they are decided on as any plaintext peer
     #[arg(long, value_name = "PATH", env = "ADIT_KUBELET_CGROUP", help_heading = NODE_HEADING)]
     pub(super) kubelet_cgroup: Option<PathBuf>,
 

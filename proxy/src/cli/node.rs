@@ -29,7 +29,7 @@ use crate::identity::{CaClient, CaSettings, CertStore, IdentityLease, StoreSetti
 use crate::mesh::source::StatusHandle;
 use crate::mesh::source::kubernetes::View;
 use crate::mesh::{MeshHandle, Workload};
-use crate::node::{self, Births, CaptureTests, Enrolment, LocalPods, Report};
+use crate::node::{self, Births, CaptureTests, Enrolment, LocalPods, PodStatus, Report};
 use crate::steer::{
     self, DirectEnds, KubeletSettings, LogScope, Prepared, Startup, SteerError, SteerSettings, Steering,
 };
@@ -68,6 +68,7 @@ pub async fn run(mut settings: NodeSettings) -> anyhow::Result<()> {
     }
     let source = Source::open(&settings.source, View::Node(settings.node_name.clone())).await?;
     let (mesh, source_status, synced) = (source.mesh(), source.status(), source.synced());
+    let status = source.client().map(PodStatus::new);
     let certs = cert_store(&settings)?;
     let telemetry_settings = TelemetrySettings {
         access_log: settings.access_log,
@@ -228,10 +229,10 @@ pub async fn run(mut settings: NodeSettings) -> anyhow::Result<()> {
         }
     }
     let complain = |pod: &Workload, reason: &str, message: &str| {
-        tracing::debug!("pod {}/{}: {reason}: {message}", pod.namespace, pod.name);
+        tracing::info!("pod {}/{}: {reason}: {message}", pod.namespace, pod.name);
     };
-    let report = Report::new(tests, settings.pods_cgroup.clone(), None, Box::new(complain));
-    tokio::spawn(report.follow(followed));
+    let report = Report::new(tests, settings.pods_cgroup.clone(), status, Box::new(complain));
+    let reporting = tokio::spawn(report.follow(followed));
     starting.done();
     let ready = readiness.clone();
     tokio::spawn(async move {
@@ -283,8 +284,9 @@ pub async fn run(mut settings: NodeSettings) -> anyhow::Result<()> {
         None => workers_drain.after_stop(&mut stop, &mut wishes, &admin).await,
         Some(leave) => {
             admin.close();
-            // The successor reads them from now on.
+            // The successor reads them from now on, and tells how pods stand.
             reading.abort();
+            reporting.abort();
             if let Some(kubelet) = kubelet {
                 kubelet.abort();
             }
@@ -373,12 +375,26 @@ async fn prepare_steering(settings: &NodeSettings) -> anyhow::Result<Prepared> {
 }
 
 fn kubelet_settings(settings: &NodeSettings) -> anyhow::Result<Option<KubeletSettings>> {
-    let Some(cgroup) = settings.kubelet_cgroup.clone() else {
+    let Some(mut cgroup) = settings.kubelet_cgroup.clone() else {
         return Ok(None);
     };
+    let command = settings.kubelet_command.clone();
+    if cgroup.as_os_str() == AUTO {
+        match steer::find_kubelet(&command, &settings.pods_cgroup)? {
+            Some(found) => cgroup = found,
+            None => {
+                tracing::warn!(
+                    "--kubelet-cgroup auto: no process {command:?} outside pods, or several in different cgroups; its \
+                     probes are decided on as any plaintext peer"
+                );
+                return Ok(None);
+            }
+        }
+        tracing::info!("the kubelet is in the cgroup {}", cgroup.display());
+    }
     Ok(Some(KubeletSettings {
         cgroup,
-        command: settings.kubelet_command.clone(),
+        command,
         netns: node::own_netns_cookie()?,
     }))
 }

@@ -99,7 +99,6 @@ impl Mesh {
             policies: Arc::default(),
         }
     }
-
     /// The trust domain of its identities.
     pub fn trust_domain(&self) -> &TrustDomain {
         &self.trust_domain

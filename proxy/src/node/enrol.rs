@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 
 use super::bars::barred;
+use super::change::{Change, change, with_addresses};
 use super::pod_cgroup::{FoundNetns, PodCgroups, inode};
 use super::{LocalPod, LocalPods, Netns, NetnsError, PodListeners, listen_in};
 use crate::identity::CertStore;
@@ -84,18 +85,8 @@ pub(super) struct Enrolled {
     /// cgroup, those that it has.
     pub(super) addresses: Vec<IpAddr>,
     /// By which process its namespace was found, where it was.
-    found: Option<FoundNetns>,
-    since: Instant,
-}
-
-/// What has to be done about a pod that is enrolled.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Change {
-    None,
-    /// The kernel must be told of addresses. What is open goes on.
-    Addresses,
-    /// It is to be enrolled anew: it has another identity or namespace, or its connections another way.
-    Anew,
+    pub(super) found: Option<FoundNetns>,
+    pub(super) since: Instant,
 }
 
 /// The pods that should be enrolled, by their uids.
@@ -452,103 +443,4 @@ pub(super) fn first_of(listeners: &[PodListeners]) -> Option<ListenerFds<'_>> {
         hbone: first.hbone.as_fd(),
         plaintext: first.plaintext.as_fd(),
     })
-}
-
-/// What has to be done about a pod that is enrolled, by what the mesh says of it.
-pub(super) fn change(pod: &Enrolled, now: &Workload) -> Change {
-    let old = &pod.workload;
-    let anew = old.identity != now.identity || old.netns != now.netns || old.same_node != now.same_node;
-    match &pod.found {
-        _ if anew => Change::Anew,
-        None if pod.addresses != now.addresses => Change::Anew,
-        Some(_) if !covers(&pod.addresses, &now.addresses) => Change::Addresses,
-        _ => Change::None,
-    }
-}
-
-/// Whether a pod that is enrolled with the addresses `enrolled` is so with those that the mesh says too, which go first.
-fn covers(enrolled: &[IpAddr], mesh: &[IpAddr]) -> bool {
-    let first = |of: &[IpAddr], v4: bool| of.iter().copied().find(|address| address.is_ipv4() == v4);
-    let agrees = |v4| first(mesh, v4).is_none_or(|address| first(enrolled, v4) == Some(address));
-    agrees(true) && agrees(false) && mesh.iter().all(|address| enrolled.contains(address))
-}
-
-/// The workload with the addresses that its namespace has besides.
-fn with_addresses(workload: &Arc<Workload>, inside: &[IpAddr]) -> Arc<Workload> {
-    let more: Vec<IpAddr> = inside
-        .iter()
-        .copied()
-        .filter(|address| !workload.addresses.contains(address))
-        .collect();
-    if more.is_empty() {
-        return Arc::clone(workload);
-    }
-    let mut workload = Workload::clone(workload);
-    workload.addresses.extend(more);
-    Arc::new(workload)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::mesh::test_workload;
-
-    fn ips(texts: &[&str]) -> Vec<IpAddr> {
-        texts.iter().map(|text| text.parse().unwrap()).collect()
-    }
-
-    fn enrolled(addresses: &[&str], found: bool) -> Enrolled {
-        let path = PathBuf::from("/proc/1/ns/net");
-        Enrolled {
-            workload: Arc::new(test_workload("shop", "cart", "10.0.0.1")),
-            cookie: 1,
-            served: true,
-            addresses: ips(addresses),
-            found: found.then_some(FoundNetns { path, inode: 1 }),
-            since: Instant::now(),
-        }
-    }
-
-    #[test]
-    fn a_pod_found_by_its_cgroup_keeps_its_enrolment_when_the_mesh_learns_what_it_has() {
-        for (has, mesh, expected) in [
-            (&["10.0.0.1", "fd00::1"][..], &["10.0.0.1"][..], Change::None),
-            (&["10.0.0.1", "fd00::1"], &["10.0.0.1", "fd00::1"], Change::None),
-            (&["10.0.0.1", "fd00::1"], &["fd00::1", "10.0.0.1"], Change::None),
-            (&["10.0.0.1"], &[], Change::None),
-            (&[], &[], Change::None),
-            (&[], &["10.0.0.1"], Change::Addresses),
-            (&["10.0.0.1"], &["10.0.0.1", "fd00::1"], Change::Addresses),
-            (&["10.0.0.2", "10.0.0.1"], &["10.0.0.1"], Change::Addresses),
-        ] {
-            let mut now = test_workload("shop", "cart", "10.0.0.1");
-            now.addresses = ips(mesh);
-            assert_eq!(change(&enrolled(has, true), &now), expected, "{has:?} {mesh:?}");
-        }
-    }
-
-    #[test]
-    fn a_pod_is_enrolled_anew_where_it_is_another_to_the_kernel_or_to_the_store() {
-        let same = test_workload("shop", "cart", "10.0.0.1");
-        let anew = |change: &dyn Fn(&mut Workload)| {
-            let mut now = same.clone();
-            change(&mut now);
-            super::change(&enrolled(&["10.0.0.1"], false), &now)
-        };
-        assert_eq!(anew(&|_| {}), Change::None);
-        assert_eq!(anew(&|now| now.labels.extend([("a".into(), "b".into())])), Change::None);
-        assert_eq!(anew(&|now| now.netns = Some("/run/netns/a".into())), Change::Anew);
-        assert_eq!(anew(&|now| now.same_node = SameNode::Encrypted), Change::Anew);
-        assert_eq!(anew(&|now| now.addresses = ips(&["10.0.0.2"])), Change::Anew);
-        let other = test_workload("shop", "web", "10.0.0.1").identity;
-        assert_eq!(anew(&|now| now.identity = other.clone()), Change::Anew);
-    }
-
-    #[test]
-    fn what_the_mesh_says_goes_before_what_the_namespace_has() {
-        let workload = Arc::new(test_workload("shop", "cart", "10.0.0.1"));
-        let merged = with_addresses(&workload, &ips(&["10.0.0.9", "10.0.0.1", "fd00::1"]));
-        assert_eq!(merged.addresses, ips(&["10.0.0.1", "10.0.0.9", "fd00::1"]));
-        assert!(Arc::ptr_eq(&with_addresses(&workload, &ips(&["10.0.0.1"])), &workload));
-    }
 }

@@ -3,6 +3,7 @@
 mod bars;
 mod births;
 mod capture_test;
+mod change;
 mod classify;
 mod condition;
 mod enrol;

@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
 
-use super::enrol::{Change, change, first_of, wanted};
+use super::change::{Change, change};
+use super::enrol::{first_of, wanted};
 use super::{EnrolError, Enrolment, LocalPod, listen_in};
 use crate::identity::SpiffeId;
 use crate::mesh::{Mesh, SameNode};

@@ -34,7 +34,7 @@ impl Prepared {
         let pins = Pins::open(&settings.bpf_dir, settings.layout)?;
         let mut prepared = Self::load(&settings.pods_cgroup, Some(pins), &settings.log, &settings.map_entries)?;
         if let Some(kubelet) = &settings.kubelet {
-            let loaded = Kubelet::load(kubelet, &settings.pods_cgroup, &prepared.object)?;
+            let loaded = Kubelet::load(kubelet, &prepared.object)?;
             prepared.kubelet = Some((kubelet.clone(), loaded));
         }
         Ok(prepared)

@@ -6,6 +6,8 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process;
 
+use nix::sched::{CloneFlags, setns};
+
 use super::{SteerError, is_cgroup2};
 
 /// With the driver systemd, and with cgroupfs.
@@ -24,6 +26,18 @@ pub fn cgroup_id(path: &Path) -> Result<u64, SteerError> {
         )));
     }
     Ok(fs::metadata(path).map_err(at)?.ino())
+}
+
+/// Sees cgroups as the node's first process does, from now on and in all threads to come, and not as the container that
+/// this process may be in: there its own cgroup is the root of all, whatever is mounted. Does nothing where the node's
+/// processes are not to be seen (hostPID).
+///
+/// # Errors
+///
+/// It is not permitted: CAP_SYS_ADMIN is missing, or CAP_SYS_PTRACE.
+pub fn enter_host_cgroup_namespace() -> io::Result<()> {
+    let host = fs::File::open("/proc/1/ns/cgroup")?;
+    setns(host, CloneFlags::CLONE_NEWCGROUP).map_err(io::Error::from)
 }
 
 /// The id of the cgroup that this process is in.
@@ -83,18 +97,22 @@ pub(super) fn mount_point() -> Result<PathBuf, SteerError> {
         .ok_or_else(|| SteerError::OwnCgroup("no cgroup v2 file system is mounted".to_owned()))
 }
 
-/// Where cgroup v2 is mounted: `/sys/fs/cgroup`, or `/sys/fs/cgroup/unified` beside version 1.
+/// Where cgroup v2 is mounted: `/sys/fs/cgroup`, or `/sys/fs/cgroup/unified` beside version 1. Of several mounts the last
+/// that shows all of it: a container's own shows but what is the container's.
 fn mount_point_of(mountinfo: &str) -> Option<PathBuf> {
-    mountinfo.lines().find_map(|line| {
+    let mounts = mountinfo.lines().filter_map(|line| {
         let (before, after) = line.split_once(" - ")?;
+        let mut fields = before.split(' ').skip(3);
+        let (root, point) = (fields.next()?, fields.next()?);
         after
             .starts_with("cgroup2 ")
-            .then(|| before.split(' ').nth(4).map(PathBuf::from))?
-    })
+            .then(|| (root == "/", PathBuf::from(point)))
+    });
+    mounts.max_by_key(|(whole, _)| *whole).map(|(_, point)| point)
 }
 
 /// The path of the process's cgroup v2 below the mount point, without a leading slash.
-fn own_path(cgroup: &str) -> Option<&str> {
+pub(super) fn own_path(cgroup: &str) -> Option<&str> {
     cgroup.lines().find_map(|line| line.strip_prefix("0::/"))
 }
 
@@ -108,6 +126,10 @@ mod tests {
                          32 31 0:29 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu\n\
                          41 31 0:38 / /sys/fs/cgroup/unified rw,relatime shared:9 - cgroup2 cgroup2 rw\n";
         assert_eq!(mount_point_of(mountinfo), Some(PathBuf::from("/sys/fs/cgroup/unified")));
+        let in_a_container = "50 40 0:26 /../../.. /host/cgroup rw - cgroup2 cgroup2 rw\n\
+                              51 40 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n\
+                              52 40 0:26 /kubepods/pod1/abc /own rw - cgroup2 cgroup2 rw\n";
+        assert_eq!(mount_point_of(in_a_container), Some(PathBuf::from("/sys/fs/cgroup")));
         assert_eq!(mount_point_of("31 23 0:28 / / rw - ext4 /dev/vda rw\n"), None);
     }
 

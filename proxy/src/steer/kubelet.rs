@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -9,6 +10,7 @@ use adit_common::{COMMAND_LEN, Config};
 use aya_obj::generated::bpf_attach_type;
 
 use super::attach::CgroupPrograms;
+use super::cgroup::{mount_point, own_path};
 use super::object::{Object, ProgramSpec};
 use super::pins::Pins;
 use super::{Maps, SteerError, cgroup_id, sock_addr, sock_ops, sys};
@@ -40,14 +42,7 @@ pub(super) struct Kubelet {
 
 impl Kubelet {
     /// Loads the programs. They are attached by [`Kubelet::keep`].
-    pub(super) fn load(settings: &KubeletSettings, pods: &Path, object: &Object) -> Result<Self, SteerError> {
-        if holds(&settings.cgroup, pods) {
-            let reason = "the pods' cgroup lies within it, and any pod could pass for the kubelet";
-            return Err(SteerError::KubeletCgroup {
-                path: settings.cgroup.clone(),
-                error: std::io::Error::other(reason),
-            });
-        }
+    pub(super) fn load(settings: &KubeletSettings, object: &Object) -> Result<Self, SteerError> {
         Ok(Self {
             cgroup: settings.cgroup.clone(),
             programs: CgroupPrograms::load("the kubelet's cgroup", &settings.cgroup, &PROGRAMS, object)?,
@@ -56,15 +51,23 @@ impl Kubelet {
     }
 
     /// Puts the programs in their place, if they are not. Whether something had to be done.
-    pub(super) fn keep(&self, pins: Option<&Pins>) -> Result<bool, SteerError> {
+    pub(super) fn keep(&self, maps: &Maps, pins: Option<&Pins>) -> Result<bool, SteerError> {
+        let cgroup = cgroup_id(&self.cgroup).map_err(|error| self.about_cgroup(error))?;
+        maps.set_kubelet_cgroup(cgroup)?;
         let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
         match self.programs.put(&mut links, pins) {
             Ok(changes) => Ok(!changes.is_empty()),
-            Err(SteerError::Cgroup { error, .. }) => Err(SteerError::KubeletCgroup {
+            Err(error) => Err(self.about_cgroup(error)),
+        }
+    }
+
+    fn about_cgroup(&self, error: SteerError) -> SteerError {
+        match error {
+            SteerError::Cgroup { error, .. } => SteerError::KubeletCgroup {
                 path: self.cgroup.clone(),
                 error,
-            }),
-            Err(error) => Err(error),
+            },
+            error => error,
         }
     }
 
@@ -81,6 +84,16 @@ impl Kubelet {
 }
 
 impl Maps {
+    /// Tells the programs which cgroup the kubelet is in now.
+    fn set_kubelet_cgroup(&self, kubelet_cgroup: u64) -> Result<(), SteerError> {
+        self.change_config(|config| {
+            *config = Config {
+                kubelet_cgroup,
+                ..*config
+            }
+        })
+    }
+
     /// Tells the programs who the kubelet is.
     pub(super) fn set_kubelet(&self, settings: &KubeletSettings) -> Result<(), SteerError> {
         let mut kubelet = [0; COMMAND_LEN];
@@ -98,17 +111,55 @@ impl Maps {
     }
 }
 
-/// Whether the cgroup `outer` is `inner` or one above it, whichever paths lead to the two. One that is not there has no
-/// cgroups below it.
-fn holds(outer: &Path, inner: &Path) -> bool {
-    let Ok(outer) = cgroup_id(outer) else {
-        return false;
-    };
-    let Ok(inner) = fs::canonicalize(inner) else {
-        return false;
-    };
-    inner
-        .ancestors()
-        .map_while(|cgroup| cgroup_id(cgroup).ok())
-        .any(|id| id == outer)
+/// The cgroup v2 directory of the process of this command name in the node's own network namespace. Not one of a pod:
+/// below `pods` anybody may have the name. None where there is no such process, or several in different cgroups.
+pub fn find_kubelet(command: &str, pods: &Path) -> Result<Option<PathBuf>, SteerError> {
+    let mount = mount_point()?;
+    let netns = |process: &Path| fs::metadata(process.join("ns/net")).ok().map(|netns| netns.ino());
+    let own = netns(Path::new("/proc/self"));
+    let mut found: Option<PathBuf> = None;
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let process = entry.path();
+        let read = |name: &str| fs::read_to_string(process.join(name)).unwrap_or_default();
+        if !is_command(&read("comm"), command) || netns(&process) != own {
+            continue;
+        }
+        let cgroup = read("cgroup");
+        let Some(path) = own_path(&cgroup).map(|relative| mount.join(relative)) else {
+            continue;
+        };
+        if path.starts_with(pods) {
+            continue;
+        }
+        if found.as_ref().is_some_and(|other| *other != path) {
+            return Ok(None);
+        }
+        found = Some(path);
+    }
+    Ok(found)
+}
+
+/// Whether a process whose name the kernel tells as `comm` is this command: it keeps the first 15 bytes.
+fn is_command(comm: &str, command: &str) -> bool {
+    let kept = command.as_bytes();
+    let kept = &kept[..kept.len().min(COMMAND_LEN - 1)];
+    !kept.is_empty() && comm.trim_end_matches('\n').as_bytes() == kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_is_known_by_what_the_kernel_keeps_of_its_name() {
+        for (comm, command, is_it) in [
+            ("kubelet\n", "kubelet", true),
+            ("kubelet-wrapper\n", "kubelet", false),
+            ("kube\n", "kubelet", false),
+            ("a-command-of-ma\n", "a-command-of-many-letters", true),
+            ("\n", "", false),
+        ] {
+            assert_eq!(is_command(comm, command), is_it, "{comm:?} {command:?}");
+        }
+    }
 }

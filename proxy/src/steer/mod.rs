@@ -35,12 +35,12 @@ use adit_common::{Config, Counter};
 use aya_obj::generated::{bpf_attach_type, bpf_prog_type};
 
 pub use attach::Prepared;
-pub use cgroup::{cgroup_id, find_pods_cgroup, own_cgroup_id};
+pub use cgroup::{cgroup_id, enter_host_cgroup_namespace, find_pods_cgroup, own_cgroup_id};
 pub use destroy::{OpenSocket, SockDiag};
 pub use direct::{DirectEnds, Losses, OpenDirect};
 pub use error::SteerError;
 pub use flows::{Clients, Flows, OriginalDst, command};
-pub use kubelet::KubeletSettings;
+pub use kubelet::{KubeletSettings, find_kubelet};
 pub use log::{LogScope, ProgramLog, forward_logs};
 pub use pins::uninstall;
 pub use pod::{ListenerFds, PodPlace, PodSteering};
@@ -156,7 +156,7 @@ impl Steering {
     /// kubelet that is started anew has a new cgroup. Whether they had to be put there.
     pub fn keep_kubelet(&self) -> Result<bool, SteerError> {
         match (&self.kubelet, &self.pins) {
-            (Some(kubelet), pins) => kubelet.keep(pins.as_ref()),
+            (Some(kubelet), pins) => kubelet.keep(&self.maps, pins.as_ref()),
             (None, Some(pins)) => Kubelet::remove(pins).map(|()| false),
             (None, None) => Ok(false),
         }

@@ -156,11 +156,12 @@ impl BedBuilder {
         });
         let nodes = nodes.collect::<anyhow::Result<Vec<Node>>>()?;
         let pods = self.pods.iter().zip(&plan.pods).map(|((node, spec), planned)| {
-            let cgroup = cgroups.add(format!("{node}/pods/{}", spec.name))?;
+            let of_pod = format!("{node}/pods/{}", spec.cgroup.as_ref().unwrap_or(&spec.name));
+            let cgroup = cgroups.add(&of_pod)?;
             let hosts = planned.first_host..planned.first_host + planned.hosts;
             // Those in the mesh are known by the mesh file.
             let sandbox = if spec.sandbox && spec.membership != Membership::Enrolled {
-                let cgroup = cgroups.add(format!("{node}/pods/{}/sandbox", spec.name))?;
+                let cgroup = cgroups.add(format!("{of_pod}/sandbox"))?;
                 Some(Sandbox::start(&Place::open(&netns::path(&planned.netns), &cgroup)?)?)
             } else {
                 None
@@ -362,6 +363,7 @@ fn mesh_doc(bed: &BedBuilder, nodes: &[Node], pods: &[Pod]) -> anyhow::Result<Me
     Ok(MeshDoc {
         trust_domain: TRUST_DOMAIN.to_owned(),
         cluster_ranges: Vec::new(),
+        unlisted_pods: None,
         nodes: nodes
             .iter()
             .map(|node| NodeDoc {

@@ -16,6 +16,8 @@ pub struct MeshDoc {
     pub trust_domain: String,
     /// Where the cluster's addresses lie, if it says so.
     pub cluster_ranges: Vec<String>,
+    /// What pods are that are not listed, if it says so.
+    pub unlisted_pods: Option<String>,
     /// The nodes.
     pub nodes: Vec<NodeDoc>,
     /// The workloads.
@@ -96,6 +98,9 @@ impl MeshDoc {
     /// The text of the file. Entries are written in JSON's notation, which is YAML too.
     pub fn to_yaml(&self) -> anyhow::Result<String> {
         let mut text = format!("trustDomain: {}\n", self.trust_domain);
+        if let Some(unlisted) = &self.unlisted_pods {
+            writeln!(text, "unlistedPods: {unlisted}")?;
+        }
         list(
             &mut text,
             "clusterRanges",

@@ -131,7 +131,20 @@ impl Node {
     where
         T: Serialize + DeserializeOwned,
     {
-        let place = Place::open(&self.netns(), &self.kubelet)?;
+        self.as_process_of(&self.kubelet, command, work)
+    }
+
+    /// Runs `work` as a process of this command name in a cgroup, in the node's network namespace.
+    pub fn as_process_of<T>(
+        &self,
+        cgroup: &Path,
+        command: &CStr,
+        work: impl FnOnce() -> anyhow::Result<T>,
+    ) -> anyhow::Result<T>
+    where
+        T: Serialize + DeserializeOwned,
+    {
+        let place = Place::open(&self.netns(), cgroup)?;
         self.as_command(&place, command, work)
     }
 

@@ -70,6 +70,9 @@ impl Pod {
 
     /// Its workload's uid in the mesh file.
     pub fn uid(&self) -> String {
+        if let Some(uid) = &self.spec.uid {
+            return uid.clone();
+        }
         format!("Kubernetes//Pod/{}/{}", self.spec.namespace, self.spec.name)
     }
 
@@ -88,7 +91,7 @@ impl Pod {
             policies: self.spec.policies.clone(),
             same_node: None,
             ready: None,
-            netns: enrolled.then(|| self.netns()),
+            netns: (enrolled && self.spec.uid.is_none()).then(|| self.netns()),
         }
     }
 

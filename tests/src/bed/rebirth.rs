@@ -67,10 +67,12 @@ impl Bed {
                 Some(&pod.netns),
                 &topology::pod_script(number, &link, !pod.v6.is_empty()),
             )?;
-            let cgroup = self
-                .node(node)
-                .pods_cgroup()
-                .join(format!("{}-{generation}", pod.name()));
+            let pods = self.node(node).pods_cgroup();
+            // A pod that its kubelet knows by its uid has the same cgroup, and another container in it.
+            let cgroup = match &pod.spec.cgroup {
+                Some(cgroup) => pods.join(cgroup).join(format!("container-{generation}")),
+                None => pods.join(format!("{}-{generation}", pod.name())),
+            };
             fs::create_dir(&cgroup).with_context(|| format!("make cgroup {}", cgroup.display()))?;
             Ok(Newborn {
                 name: pod.name().to_owned(),

@@ -15,6 +15,8 @@ pub struct PodSpec {
     pub(super) membership: Membership,
     pub(super) ipv6: bool,
     pub(super) sandbox: bool,
+    pub(super) uid: Option<String>,
+    pub(super) cgroup: Option<String>,
 }
 
 /// How a pod stands to the mesh.
@@ -42,6 +44,8 @@ impl PodSpec {
             membership: Membership::Enrolled,
             ipv6: true,
             sandbox: true,
+            uid: None,
+            cgroup: None,
         }
     }
 
@@ -81,6 +85,13 @@ impl PodSpec {
     /// with it.
     pub fn unborn(mut self) -> Self {
         self.sandbox = false;
+        self
+    }
+
+    /// With this uid, by which alone the proxy is to find its network namespace, and this cgroup among the pods', named as
+    /// a kubelet would.
+    pub fn kubelets(mut self, uid: &str, cgroup: &str) -> Self {
+        (self.uid, self.cgroup) = (Some(uid.to_owned()), Some(cgroup.to_owned()));
         self
     }
 

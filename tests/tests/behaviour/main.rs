@@ -6,6 +6,7 @@ mod world;
 
 mod abrupt_clients;
 mod bulk;
+mod by_cgroup;
 mod bypass;
 mod ca_trouble;
 mod concurrency;
@@ -21,6 +22,7 @@ mod half_close;
 mod host;
 mod identity;
 mod impersonation;
+mod label;
 mod limits;
 mod many_pods;
 mod missed_ends;

@@ -2,10 +2,10 @@
 
 use std::ffi::CStr;
 
-use adit_tests::bed::{AccessLine, Bed, Pod, cgroup_mount_point, wait_for};
+use adit_tests::bed::{AccessLine, Bed, Pod, wait_for};
 use adit_tests::net::{self, Attempt, Ending, Seen};
 
-use crate::world::{PORT, SOON, ask, echo, world};
+use crate::world::{LONG, PORT, SOON, ask, echo, world};
 
 const KUBELET: &CStr = c"kubelet";
 
@@ -117,17 +117,23 @@ fn a_kubelet_that_is_started_anew_in_a_new_cgroup_probes_on() {
 }
 
 #[test]
-fn a_kubelets_cgroup_that_holds_the_pods_is_refused() {
-    let root = cgroup_mount_point().unwrap().display().to_string();
-    let bed = world("probe from above")
-        .node_argument("--kubelet-cgroup")
-        .node_argument(&root)
-        .build()
-        .unwrap();
+fn a_kubelet_whose_cgroup_holds_the_pods_probes_and_no_pod_of_its_name_does() {
+    let bed = world("probe from above").policy(NOBODY).build().unwrap();
     bed.start_ca().unwrap();
     bed.introduce_ca().unwrap();
     let node = bed.node("n1");
-    node.launch().unwrap();
-    assert!(!node.wait_ended(SOON).unwrap().success());
-    node.wait_for_log("any pod could pass for the kubelet", SOON).unwrap();
+    let above = node.pods_cgroup().parent().unwrap().to_owned();
+    node.launch_with(&[&format!("--kubelet-cgroup={}", above.display())])
+        .unwrap();
+    node.wait_ready(LONG).unwrap();
+    let pod = bed.pod("neighbour");
+    let _server = echo(pod, PORT);
+    let to = pod.at(PORT);
+    assert!(is_alive(
+        &node.as_process_of(&above, KUBELET, || net::ask(to, "alive?"))
+    ));
+    let daemon = node.pods_cgroup().join("daemon");
+    std::fs::create_dir(&daemon).unwrap();
+    let attempt = node.as_process_of(&daemon, KUBELET, || net::attempt(to)).unwrap();
+    assert!(attempt.was_refused(), "{attempt:?}");
 }

@@ -1,0 +1,78 @@
+//! A running pod comes into the mesh and leaves it without a break of what is open.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+
+use adit_tests::bed::{Bed, Pod, Running};
+use adit_tests::net;
+
+use crate::world::{BY_ADDRESS, LONG, PORT, SOON, ask, echo, source_line, world};
+
+/// A connection of the pod that says something each time it is told to go on, and last closes.
+fn talks(pod: &Pod, to: std::net::SocketAddr, times: usize) -> Running<()> {
+    pod.serve(move |stage| {
+        let mut stream = TcpStream::connect(to)?;
+        net::with_deadlines(&stream)?;
+        for time in 0..times {
+            let said = format!("turn {time}");
+            stream.write_all(said.as_bytes())?;
+            let mut heard = vec![0; said.len()];
+            stream.read_exact(&mut heard)?;
+            anyhow::ensure!(heard == said.as_bytes(), "turn {time}");
+            stage.reached(())?;
+            stage.hold()?;
+        }
+        Ok(())
+    })
+    .unwrap()
+}
+
+fn label(bed: &Bed, name: &str, enrolled: bool) {
+    let entry = bed.pod(name).entry(enrolled);
+    bed.update(|mesh| {
+        let workload = mesh.workload(name).unwrap();
+        (workload.protocol, workload.netns) = (entry.protocol, entry.netns);
+    })
+    .unwrap();
+}
+
+#[test]
+fn what_is_open_goes_on_when_its_pod_leaves_the_mesh_and_comes_back() {
+    // The proxy carries what is within the node too.
+    let bed = world("label").policy(BY_ADDRESS).start().unwrap();
+    let (client, server, neighbour) = (bed.pod("client"), bed.pod("server"), bed.pod("neighbour"));
+    let _servers = [echo(server, PORT), echo(neighbour, PORT), echo(client, PORT)];
+    let (node, far) = (bed.node("n1"), bed.node("n2"));
+    let mut open = [
+        ("out of the pod to another node", talks(client, server.at(PORT), 5)),
+        ("out of the pod within the node", talks(client, neighbour.at(PORT), 5)),
+        ("into the pod from another node", talks(server, client.at(PORT), 5)),
+    ];
+    let go_on = |open: &mut [(&str, Running<()>)]| {
+        for (which, running) in open {
+            running.proceed().unwrap();
+            let _: serde_json::Value = running.stage(SOON).unwrap_or_else(|error| panic!("{which}: {error:#}"));
+        }
+    };
+    label(&bed, "client", false);
+    node.wait_for_log("pod shop/client has left", SOON).unwrap();
+    go_on(&mut open);
+    label(&bed, "server", false);
+    far.wait_for_log("pod shop/server has left", SOON).unwrap();
+    go_on(&mut open);
+    label(&bed, "server", true);
+    label(&bed, "client", true);
+    let again = || Ok(node.log().text().matches("pod shop/client is enrolled").count() == 2);
+    adit_tests::bed::wait_for("the pod to be enrolled again", SOON, again).unwrap();
+    go_on(&mut open);
+    let captured = || {
+        let seen = ask(client, server.at(PORT));
+        Ok(source_line(&bed, client, &seen).get("path") == "hbone")
+    };
+    adit_tests::bed::wait_for("new connections to be carried again", LONG, captured).unwrap();
+    go_on(&mut open);
+    for (which, running) in open {
+        running.proceed().unwrap();
+        running.join(LONG).unwrap_or_else(|error| panic!("{which}: {error:#}"));
+    }
+}
