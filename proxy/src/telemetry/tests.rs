@@ -57,6 +57,7 @@ pub(super) fn connection(id: u64) -> Connection {
                 addresses: Vec::new(),
                 ports: Vec::new(),
                 distribution: TrafficDistribution::Any,
+                affinity: false,
                 endpoints: Vec::new(),
             }
             .into(),
