@@ -156,10 +156,7 @@ impl Backlog {
         if self.tokens < 1.0 {
             return None;
         }
-        let position = self
-            .waiting
-            .iter()
-            .position(|id| self.series[id].not_before <= now)?;
+        let position = self.waiting.iter().position(|id| self.series[id].not_before <= now)?;
         let id = self.waiting.remove(position)?;
         let series = self.series.get_mut(&id)?;
         self.tokens -= 1.0;

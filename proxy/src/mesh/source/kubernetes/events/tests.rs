@@ -2,7 +2,12 @@ use super::backlog::Taken;
 use super::*;
 
 fn event(name: &str, note: &str) -> Event {
-    Event::warning(Regarding::pod("shop", name, "u1"), "CaptureFailed", "Enrol", note.into())
+    Event::warning(
+        Regarding::pod("shop", name, "u1"),
+        "CaptureFailed",
+        "Enrol",
+        note.into(),
+    )
 }
 
 struct Clock {

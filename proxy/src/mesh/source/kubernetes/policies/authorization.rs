@@ -137,7 +137,11 @@ pub(super) fn convert(object: &Object, root_namespace: &str) -> Converted {
         }
         Ok(spec) => {
             let unknown: Vec<_> = present(&spec.other).map(ToOwned::to_owned).collect();
-            findings.extend(unknown.into_iter().map(|field| Finding::Unsupported { rule: None, field }));
+            findings.extend(
+                unknown
+                    .into_iter()
+                    .map(|field| Finding::Unsupported { rule: None, field }),
+            );
             // Protobuf's JSON writes the first of an enumeration by leaving it out.
             let action = match spec.action.as_deref() {
                 None | Some("" | "ALLOW") => Action::Allow,
@@ -159,7 +163,11 @@ pub(super) fn convert(object: &Object, root_namespace: &str) -> Converted {
             };
             let specs = spec.rules.unwrap_or_default();
             if specs.is_empty() && action == Action::Deny {
-                findings.push(Finding::NoRules(if findings.contains(&Finding::Custom) { "CUSTOM" } else { "DENY" }));
+                findings.push(Finding::NoRules(if findings.contains(&Finding::Custom) {
+                    "CUSTOM"
+                } else {
+                    "DENY"
+                }));
                 return Converted::nothing(selection, findings);
             }
             // What an unknown field of the policy restricts, or a selector that cannot be read, is not known.
@@ -404,7 +412,11 @@ impl Reader<'_> {
     fn list<T>(&mut self, field: &'static str, texts: Values, read: impl Fn(&str) -> Result<T, Fault>) -> Vec<T> {
         let texts = texts.unwrap_or_default();
         let values = self.read(field, &texts, read);
-        if values.len() == texts.len() { values } else { Vec::new() }
+        if values.len() == texts.len() {
+            values
+        } else {
+            Vec::new()
+        }
     }
 
     /// A list of which no value is to match. Without a value that cannot be read it matches more, as it shall where it
@@ -476,7 +488,9 @@ fn trust_domain(text: &str) -> Result<StringMatch, Fault> {
     match pattern(text)? {
         _ if text.contains('/') => Err(Fault("a trust domain has no `/`".to_owned())),
         StringMatch::Exact(domain) => Ok(StringMatch::Prefix(format!("{domain}/"))),
-        StringMatch::Suffix(_) => Err(Fault("a trust domain with `*` at its beginning is not supported".to_owned())),
+        StringMatch::Suffix(_) => Err(Fault(
+            "a trust domain with `*` at its beginning is not supported".to_owned(),
+        )),
         pattern => Ok(pattern),
     }
 }

@@ -90,7 +90,9 @@ impl Conversion {
     /// The namespaces and names of the objects that are known.
     fn names(&self, kind: PolicyKind) -> Vec<(Arc<str>, Arc<str>)> {
         let of_kind = self.reports.said.keys().filter(|(other, ..)| *other == kind);
-        of_kind.map(|(_, namespace, name)| (Arc::clone(namespace), Arc::clone(name))).collect()
+        of_kind
+            .map(|(_, namespace, name)| (Arc::clone(namespace), Arc::clone(name)))
+            .collect()
     }
 
     fn scoped(&self, namespace: &str) -> Scoped<'_> {
@@ -128,7 +130,9 @@ impl Conversion {
         let peer = Peer::read(object);
         let namespace = Arc::clone(&peer.metadata.namespace);
         let peers = self.peers.entry(Arc::clone(&namespace)).or_default();
-        let same = peers.get(&peer.metadata.name).is_some_and(|before| before.decides_alike(&peer));
+        let same = peers
+            .get(&peer.metadata.name)
+            .is_some_and(|before| before.decides_alike(&peer));
         peers.set(peer);
         self.note_peers(&namespace);
         !same
@@ -181,7 +185,10 @@ impl PolicyConversion for Conversion {
 
     fn policies(&self) -> Vec<Policy> {
         let authorization = self.authorization.values().flat_map(BTreeMap::values);
-        let peers = self.peers.keys().flat_map(|namespace| self.scoped(namespace).policies());
+        let peers = self
+            .peers
+            .keys()
+            .flat_map(|namespace| self.scoped(namespace).policies());
         authorization
             .filter_map(|authorization| authorization.converted.policy.clone())
             .chain(peers)

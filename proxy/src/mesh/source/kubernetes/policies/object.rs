@@ -65,9 +65,7 @@ pub(super) struct Selector(Vec<(String, String)>);
 impl Selector {
     /// Whether a pod of these labels is meant.
     pub(super) fn selects<'l>(&self, label: impl Fn(&str) -> Option<&'l str>) -> bool {
-        self.0
-            .iter()
-            .all(|(key, value)| label(key) == Some(value.as_str()))
+        self.0.iter().all(|(key, value)| label(key) == Some(value.as_str()))
     }
 }
 

@@ -191,7 +191,13 @@ impl Peer {
         };
         let rule = Rule { clauses: vec![clause] };
         let name = format!("{PREFIX}{}", self.metadata.name);
-        Some(Policy::new(&self.metadata.namespace, &name, Scope::Workload, Action::Deny, vec![rule]))
+        Some(Policy::new(
+            &self.metadata.namespace,
+            &name,
+            Scope::Workload,
+            Action::Deny,
+            vec![rule],
+        ))
     }
 }
 
@@ -203,7 +209,12 @@ impl Peers {
     /// Takes an object in, in place of the one of its name.
     pub(super) fn set(&mut self, peer: Peer) {
         self.remove(&peer.metadata.name);
-        let rank = |peer: &Peer| (peer.metadata.creation_timestamp.clone(), Arc::clone(&peer.metadata.name));
+        let rank = |peer: &Peer| {
+            (
+                peer.metadata.creation_timestamp.clone(),
+                Arc::clone(&peer.metadata.name),
+            )
+        };
         let at = self.0.partition_point(|other| rank(other) < rank(&peer));
         self.0.insert(at, peer);
     }
@@ -232,7 +243,9 @@ impl Peers {
     }
 
     fn selecting(&self) -> impl Iterator<Item = &Peer> {
-        self.0.iter().filter(|peer| matches!(peer.selection, Selection::Some(_)))
+        self.0
+            .iter()
+            .filter(|peer| matches!(peer.selection, Selection::Some(_)))
     }
 
     /// What to say about each.
@@ -283,7 +296,10 @@ impl<'a> Scoped<'a> {
             _ => false,
         };
         // One that may mean any pod and is strict on every port leaves nothing to decide.
-        let unclear = self.own.and_then(Peers::wide).filter(|peer| matches!(peer.selection, Selection::Invalid(_)));
+        let unclear = self
+            .own
+            .and_then(Peers::wide)
+            .filter(|peer| matches!(peer.selection, Selection::Invalid(_)));
         if let Some(peer) = unclear {
             return Some(peer.key());
         }

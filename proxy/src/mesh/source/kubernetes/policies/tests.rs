@@ -54,7 +54,10 @@ impl Case {
 
     pub(super) fn destination(&self, namespace: &str, labels: &[(&str, &str)]) -> Workload {
         let mut workload = test_workload(namespace, "cart", "10.0.0.1");
-        workload.labels = labels.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect();
+        workload.labels = labels
+            .iter()
+            .map(|(key, value)| ((*key).into(), (*value).into()))
+            .collect();
         workload.policies = PolicyConversion::selecting(&self.conversion, namespace, &workload.labels);
         workload
     }
@@ -116,36 +119,117 @@ fn every_field_of_a_rule_that_allows() {
         (json!({"rules": []}), NOBODY),
         (json!({"rules": [{}]}), ALL),
         (rules("", json!([{}])), ALL),
-        (rules("ALLOW", source(json!({"principals": [web]}))), [true, false, false, false, true]),
-        (rules("ALLOW", source(json!({"principals": ["cluster.local/*"]}))), [true, true, false, false, true]),
-        (rules("ALLOW", source(json!({"principals": ["*/ns/shop/sa/web"]}))), [true, false, true, false, true]),
-        (rules("ALLOW", source(json!({"principals": ["*"]}))), [true, true, true, false, true]),
-        (rules("ALLOW", source(json!({"notPrincipals": [web]}))), [false, true, true, true, false]),
-        (rules("ALLOW", source(json!({"notPrincipals": ["*"]}))), [false, false, false, true, false]),
-        (rules("ALLOW", source(json!({"namespaces": ["shop"]}))), [true, false, true, false, true]),
-        (rules("ALLOW", source(json!({"namespaces": ["b*"]}))), [false, true, false, false, false]),
-        (rules("ALLOW", source(json!({"notNamespaces": ["shop"]}))), [false, true, false, true, false]),
-        (rules("ALLOW", source(json!({"serviceAccounts": ["web"]}))), [true, false, true, false, true]),
-        (rules("ALLOW", source(json!({"serviceAccounts": ["bank/cart"]}))), [false, true, false, false, false]),
-        (rules("ALLOW", source(json!({"notServiceAccounts": ["web"]}))), [false, true, false, true, false]),
-        (rules("ALLOW", source(json!({"trustDomains": ["other.domain"]}))), [false, false, true, false, false]),
-        (rules("ALLOW", source(json!({"notTrustDomains": ["cluster.*"]}))), [false, false, true, true, false]),
+        (
+            rules("ALLOW", source(json!({"principals": [web]}))),
+            [true, false, false, false, true],
+        ),
+        (
+            rules("ALLOW", source(json!({"principals": ["cluster.local/*"]}))),
+            [true, true, false, false, true],
+        ),
+        (
+            rules("ALLOW", source(json!({"principals": ["*/ns/shop/sa/web"]}))),
+            [true, false, true, false, true],
+        ),
+        (
+            rules("ALLOW", source(json!({"principals": ["*"]}))),
+            [true, true, true, false, true],
+        ),
+        (
+            rules("ALLOW", source(json!({"notPrincipals": [web]}))),
+            [false, true, true, true, false],
+        ),
+        (
+            rules("ALLOW", source(json!({"notPrincipals": ["*"]}))),
+            [false, false, false, true, false],
+        ),
+        (
+            rules("ALLOW", source(json!({"namespaces": ["shop"]}))),
+            [true, false, true, false, true],
+        ),
+        (
+            rules("ALLOW", source(json!({"namespaces": ["b*"]}))),
+            [false, true, false, false, false],
+        ),
+        (
+            rules("ALLOW", source(json!({"notNamespaces": ["shop"]}))),
+            [false, true, false, true, false],
+        ),
+        (
+            rules("ALLOW", source(json!({"serviceAccounts": ["web"]}))),
+            [true, false, true, false, true],
+        ),
+        (
+            rules("ALLOW", source(json!({"serviceAccounts": ["bank/cart"]}))),
+            [false, true, false, false, false],
+        ),
+        (
+            rules("ALLOW", source(json!({"notServiceAccounts": ["web"]}))),
+            [false, true, false, true, false],
+        ),
+        (
+            rules("ALLOW", source(json!({"trustDomains": ["other.domain"]}))),
+            [false, false, true, false, false],
+        ),
+        (
+            rules("ALLOW", source(json!({"notTrustDomains": ["cluster.*"]}))),
+            [false, false, true, true, false],
+        ),
         (rules("ALLOW", source(json!({"ipBlocks": ["10.0.0.0/24"]}))), ALL),
         (rules("ALLOW", source(json!({"ipBlocks": ["10.0.0.8"]}))), NOBODY),
         (rules("ALLOW", source(json!({"notIpBlocks": ["10.0.0.9"]}))), NOBODY),
-        (rules("ALLOW", source(json!({"principals": [], "namespaces": ["bank"]}))), [false, true, false, false, false]),
-        (rules("ALLOW", operation(json!({"ports": ["8080", "1"]}))), [true, true, true, true, false]),
-        (rules("ALLOW", operation(json!({"notPorts": ["8080"]}))), [false, false, false, false, true]),
-        (rules("ALLOW", when("source.principal", json!([web]), json!([]))), [true, false, false, false, true]),
-        (rules("ALLOW", when("source.principal", json!(["*"]), json!([web]))), [false, true, true, false, false]),
-        (rules("ALLOW", when("source.namespace", json!(["bank"]), Value::Null)), [false, true, false, false, false]),
-        (rules("ALLOW", when("source.serviceAccount", json!(["shop/web"]), Value::Null)), [true, false, true, false, true]),
-        (rules("ALLOW", when("source.trustDomain", json!(["other.domain"]), Value::Null)), [false, false, true, false, false]),
+        (
+            rules("ALLOW", source(json!({"principals": [], "namespaces": ["bank"]}))),
+            [false, true, false, false, false],
+        ),
+        (
+            rules("ALLOW", operation(json!({"ports": ["8080", "1"]}))),
+            [true, true, true, true, false],
+        ),
+        (
+            rules("ALLOW", operation(json!({"notPorts": ["8080"]}))),
+            [false, false, false, false, true],
+        ),
+        (
+            rules("ALLOW", when("source.principal", json!([web]), json!([]))),
+            [true, false, false, false, true],
+        ),
+        (
+            rules("ALLOW", when("source.principal", json!(["*"]), json!([web]))),
+            [false, true, true, false, false],
+        ),
+        (
+            rules("ALLOW", when("source.namespace", json!(["bank"]), Value::Null)),
+            [false, true, false, false, false],
+        ),
+        (
+            rules("ALLOW", when("source.serviceAccount", json!(["shop/web"]), Value::Null)),
+            [true, false, true, false, true],
+        ),
+        (
+            rules(
+                "ALLOW",
+                when("source.trustDomain", json!(["other.domain"]), Value::Null),
+            ),
+            [false, false, true, false, false],
+        ),
         (rules("ALLOW", when("source.ip", json!(["10.0.0.9"]), Value::Null)), ALL),
-        (rules("ALLOW", when("source.ip", Value::Null, json!(["10.0.0.0/8"]))), NOBODY),
-        (rules("ALLOW", when("destination.ip", json!(["10.0.0.1"]), Value::Null)), ALL),
-        (rules("ALLOW", when("destination.ip", json!(["10.0.0.2"]), Value::Null)), NOBODY),
-        (rules("ALLOW", when("destination.port", json!(["9090"]), Value::Null)), [false, false, false, false, true]),
+        (
+            rules("ALLOW", when("source.ip", Value::Null, json!(["10.0.0.0/8"]))),
+            NOBODY,
+        ),
+        (
+            rules("ALLOW", when("destination.ip", json!(["10.0.0.1"]), Value::Null)),
+            ALL,
+        ),
+        (
+            rules("ALLOW", when("destination.ip", json!(["10.0.0.2"]), Value::Null)),
+            NOBODY,
+        ),
+        (
+            rules("ALLOW", when("destination.port", json!(["9090"]), Value::Null)),
+            [false, false, false, false, true],
+        ),
         // All parts of a rule hold; of the parts of `from` and of the rules, any.
         (
             json!({"rules": [{"from": [{"source": {"namespaces": ["bank"]}}, {"source": {"principals": [web]}}],
@@ -159,7 +243,11 @@ fn every_field_of_a_rule_that_allows() {
     ] {
         assert_eq!(outcome(spec.clone()), admitted, "{spec}");
         let mut case = Case::with(std::slice::from_ref(&spec));
-        assert_eq!(case.state(), (State::Accepted, "enforced as written".to_owned()), "{spec}");
+        assert_eq!(
+            case.state(),
+            (State::Accepted, "enforced as written".to_owned()),
+            "{spec}"
+        );
     }
 }
 
@@ -183,17 +271,30 @@ fn a_rule_that_denies_is_the_opposite_where_all_is_understood() {
 fn layer_7_never_allows_and_denies_without() {
     let source_field = |field: &str| source(json!({field: ["x"], "principals": ["cluster.local/ns/shop/sa/web"]}));
     let to_field = |field: &str| operation(json!({field: ["x"], "ports": ["8080"]}));
-    let condition = |key: &str| {
-        json!([{"from": [{"source": {"namespaces": ["bank"]}}], "when": [{"key": key, "values": ["x"]}]}])
-    };
+    let condition =
+        |key: &str| json!([{"from": [{"source": {"namespaces": ["bank"]}}], "when": [{"key": key, "values": ["x"]}]}]);
     let only_web = [false, true, true, true, false];
     let only_8080 = [false, false, false, false, true];
     let only_bank = [true, false, true, true, true];
     let mut cases = Vec::new();
-    for field in ["requestPrincipals", "notRequestPrincipals", "remoteIpBlocks", "notRemoteIpBlocks", "unheardOf"] {
+    for field in [
+        "requestPrincipals",
+        "notRequestPrincipals",
+        "remoteIpBlocks",
+        "notRemoteIpBlocks",
+        "unheardOf",
+    ] {
         cases.push((source_field(field), only_web, format!("from.source.{field}")));
     }
-    for field in ["hosts", "notHosts", "methods", "notMethods", "paths", "notPaths", "unheardOf"] {
+    for field in [
+        "hosts",
+        "notHosts",
+        "methods",
+        "notMethods",
+        "paths",
+        "notPaths",
+        "unheardOf",
+    ] {
         cases.push((to_field(field), only_8080, format!("to.operation.{field}")));
     }
     for key in [
@@ -208,7 +309,11 @@ fn layer_7_never_allows_and_denies_without() {
     ] {
         cases.push((condition(key), only_bank, format!("when {key:?}")));
     }
-    cases.push((operation(json!({"paths": ["/admin"]})), NOBODY, "to.operation.paths".into()));
+    cases.push((
+        operation(json!({"paths": ["/admin"]})),
+        NOBODY,
+        "to.operation.paths".into(),
+    ));
     cases.push((
         json!([{"to": [{"operation": {"ports": ["1"]}}, {"operation": {"hosts": ["h"]}}]}]),
         NOBODY,
@@ -220,11 +325,17 @@ fn layer_7_never_allows_and_denies_without() {
         for (action, effect) in [("ALLOW", "less is allowed"), ("DENY", "more is denied")] {
             let (state, message) = Case::with(&[rules(action, rules_of.clone())]).state();
             assert_eq!(state, State::PartlyApplied, "{message}");
-            assert!(message.contains(&field) && message.contains(effect), "{field}: {message}");
+            assert!(
+                message.contains(&field) && message.contains(effect),
+                "{field}: {message}"
+            );
         }
     }
     // The other rules of the policy stand.
-    let mixed = rules("ALLOW", json!([{"to": [{"operation": {"paths": ["/"]}}]}, {"to": [{"operation": {"ports": ["9090"]}}]}]));
+    let mixed = rules(
+        "ALLOW",
+        json!([{"to": [{"operation": {"paths": ["/"]}}]}, {"to": [{"operation": {"ports": ["9090"]}}]}]),
+    );
     assert_eq!(outcome(mixed), [false, false, false, false, true]);
 }
 
@@ -234,24 +345,80 @@ fn layer_7_never_allows_and_denies_without() {
 fn faults_never_widen_access() {
     let web = "cluster.local/ns/shop/sa/web";
     for (rules_of, denied, part) in [
-        (source(json!({"principals": [web, "a*b"]})), NOBODY, "from.source.principals has \"a*b\""),
-        (source(json!({"principals": ["spiffe://cluster.local/ns/a/sa/b"]})), NOBODY, "without spiffe://"),
+        (
+            source(json!({"principals": [web, "a*b"]})),
+            NOBODY,
+            "from.source.principals has \"a*b\"",
+        ),
+        (
+            source(json!({"principals": ["spiffe://cluster.local/ns/a/sa/b"]})),
+            NOBODY,
+            "without spiffe://",
+        ),
         (source(json!({"principals": [""]})), NOBODY, "empty"),
-        (source(json!({"notPrincipals": [web, "**"]})), [true, false, false, false, true], "from.source.notPrincipals"),
+        (
+            source(json!({"notPrincipals": [web, "**"]})),
+            [true, false, false, false, true],
+            "from.source.notPrincipals",
+        ),
         (source(json!({"namespaces": ["*a*"]})), NOBODY, "from.source.namespaces"),
-        (source(json!({"notNamespaces": ["shop", ""]})), [true, false, true, false, true], "from.source.notNamespaces"),
-        (source(json!({"serviceAccounts": ["a/b/c"]})), NOBODY, "from.source.serviceAccounts"),
-        (source(json!({"serviceAccounts": ["shop/*"]})), NOBODY, "from.source.serviceAccounts"),
-        (source(json!({"trustDomains": ["*.local"]})), NOBODY, "from.source.trustDomains"),
-        (source(json!({"ipBlocks": ["10.0.0.0/33"]})), NOBODY, "from.source.ipBlocks"),
-        (source(json!({"ipBlocks": ["host"], "namespaces": ["bank"]})), [true, false, true, true, true], "\"host\""),
-        (source(json!({"notIpBlocks": ["10.0.0.9", "x"]})), ALL, "from.source.notIpBlocks"),
-        (operation(json!({"ports": ["80800"]})), NOBODY, "to.operation.ports has \"80800\""),
+        (
+            source(json!({"notNamespaces": ["shop", ""]})),
+            [true, false, true, false, true],
+            "from.source.notNamespaces",
+        ),
+        (
+            source(json!({"serviceAccounts": ["a/b/c"]})),
+            NOBODY,
+            "from.source.serviceAccounts",
+        ),
+        (
+            source(json!({"serviceAccounts": ["shop/*"]})),
+            NOBODY,
+            "from.source.serviceAccounts",
+        ),
+        (
+            source(json!({"trustDomains": ["*.local"]})),
+            NOBODY,
+            "from.source.trustDomains",
+        ),
+        (
+            source(json!({"ipBlocks": ["10.0.0.0/33"]})),
+            NOBODY,
+            "from.source.ipBlocks",
+        ),
+        (
+            source(json!({"ipBlocks": ["host"], "namespaces": ["bank"]})),
+            [true, false, true, true, true],
+            "\"host\"",
+        ),
+        (
+            source(json!({"notIpBlocks": ["10.0.0.9", "x"]})),
+            ALL,
+            "from.source.notIpBlocks",
+        ),
+        (
+            operation(json!({"ports": ["80800"]})),
+            NOBODY,
+            "to.operation.ports has \"80800\"",
+        ),
         (operation(json!({"ports": ["+80"]})), NOBODY, "\"+80\""),
         (operation(json!({"ports": ["http", "8080"]})), NOBODY, "\"http\""),
-        (operation(json!({"notPorts": ["8080", "x"]})), [true, true, true, true, false], "to.operation.notPorts"),
-        (when("destination.port", json!(["x"]), json!(["8080"])), [true, true, true, true, false], "destination.port"),
-        (when("source.principal", Value::Null, Value::Null), NOBODY, "when (no values) is empty"),
+        (
+            operation(json!({"notPorts": ["8080", "x"]})),
+            [true, true, true, true, false],
+            "to.operation.notPorts",
+        ),
+        (
+            when("destination.port", json!(["x"]), json!(["8080"])),
+            [true, true, true, true, false],
+            "destination.port",
+        ),
+        (
+            when("source.principal", Value::Null, Value::Null),
+            NOBODY,
+            "when (no values) is empty",
+        ),
         (source(json!({})), NOBODY, "from.source is empty"),
         (json!([{"from": [{}]}]), NOBODY, "from.source is empty"),
         (json!([{"from": []}]), NOBODY, "from is empty"),
@@ -283,7 +450,13 @@ fn specifications_of_another_shape_deny_their_scope() {
         let allow_all = json!({"rules": [{}]});
         let mut case = Case::with(&[allow_all, spec.clone()]);
         assert!(!case.cart_admits(WEB, 8080), "{spec}");
-        assert!(case.conversion.take_reports().iter().any(|report| report.state() == State::Invalid), "{spec}");
+        assert!(
+            case.conversion
+                .take_reports()
+                .iter()
+                .any(|report| report.state() == State::Invalid),
+            "{spec}"
+        );
     }
     // The selector bounds it still.
     let case = Case::with(&[json!({"selector": {"matchLabels": {"app": "web"}}, "rules": 1})]);
@@ -301,15 +474,24 @@ fn actions_that_are_not_supported() {
     assert_eq!(outcome(custom.clone()), [false, true, true, true, false]);
     let (state, message) = Case::with(&[custom]).state();
     assert_eq!(state, State::PartlyApplied);
-    assert!(message.ends_with("What it would ask the authorizer about is denied"), "{message}");
+    assert!(
+        message.ends_with("What it would ask the authorizer about is denied"),
+        "{message}"
+    );
     assert_eq!(outcome(rules("CUSTOM", operation(json!({"paths": ["/"]})))), NOBODY);
 
     for (spec, text) in [
         (rules("AUDIT", json!([{}])), "AUDIT"),
         (json!({"action": "DENY"}), "a DENY policy without rules"),
         (json!({"action": "CUSTOM"}), "a CUSTOM policy without rules"),
-        (json!({"targetRefs": [{"kind": "Service", "name": "cart"}], "rules": []}), "targetRef"),
-        (json!({"targetRef": {"kind": "Gateway", "name": "w"}, "action": "DENY", "rules": [{}]}), "targetRef"),
+        (
+            json!({"targetRefs": [{"kind": "Service", "name": "cart"}], "rules": []}),
+            "targetRef",
+        ),
+        (
+            json!({"targetRef": {"kind": "Gateway", "name": "w"}, "action": "DENY", "rules": [{}]}),
+            "targetRef",
+        ),
     ] {
         assert_eq!(outcome(spec.clone()), ALL, "{spec}");
         let (state, message) = Case::with(&[spec]).state();
@@ -366,16 +548,24 @@ fn a_policy_in_dry_run_is_only_told_of() {
         let mut case = Case::new();
         case.conversion.set(PolicyKind::AuthorizationPolicy, policy);
         assert_eq!(case.cart_admits(WEB, 8080), !enforced, "{value}");
-        let expected = if value == "perhaps" { State::Invalid } else { State::Accepted };
+        let expected = if value == "perhaps" {
+            State::Invalid
+        } else {
+            State::Accepted
+        };
         assert_eq!(case.state().0, expected);
     }
 }
 
 #[test]
 fn an_identity_that_no_pod_has_is_pointed_out() {
-    let (state, message) = Case::with(&[rules("DENY", source(json!({"principals": ["cluster.local/shop/web"]})))]).state();
+    let (state, message) =
+        Case::with(&[rules("DENY", source(json!({"principals": ["cluster.local/shop/web"]})))]).state();
     assert_eq!(state, State::Accepted);
-    assert!(message.contains("\"cluster.local/shop/web\", which no pod can be"), "{message}");
+    assert!(
+        message.contains("\"cluster.local/shop/web\", which no pod can be"),
+        "{message}"
+    );
 }
 
 #[test]
@@ -386,8 +576,15 @@ fn only_changes_of_the_outcome_are_told() {
     assert!(!case.add("shop", "p", deny.clone()));
     assert_eq!(case.conversion.take_reports().len(), 1);
     assert!(!case.add("shop", "p", deny.clone()));
-    assert!(case.conversion.take_reports().is_empty(), "its own status comes back as a change");
-    assert!(case.add("shop", "p", json!({"action": "DENY", "rules": [{}], "selector": {"matchLabels": {"a": "b"}}})));
+    assert!(
+        case.conversion.take_reports().is_empty(),
+        "its own status comes back as a change"
+    );
+    assert!(case.add(
+        "shop",
+        "p",
+        json!({"action": "DENY", "rules": [{}], "selector": {"matchLabels": {"a": "b"}}})
+    ));
     assert!(!case.add("shop", "audit", json!({"action": "AUDIT", "rules": [{}]})));
     let kind = PolicyKind::AuthorizationPolicy;
     assert!(!case.conversion.remove(kind, "shop", "audit"));
@@ -401,7 +598,9 @@ fn conditions_of_others_stay_and_the_same_is_not_written_again() {
     let mut case = Case::with(&[rules("ALLOW", operation(json!({"paths": ["/"]})))]);
     let report = case.conversion.take_reports().remove(0);
     let other = json!({"type": "ZtunnelAccepted", "status": "True"});
-    let written = report.conditions(std::slice::from_ref(&other), "2026-01-02T00:00:00Z").unwrap();
+    let written = report
+        .conditions(std::slice::from_ref(&other), "2026-01-02T00:00:00Z")
+        .unwrap();
     assert_eq!(written[0], other);
     assert_eq!(written[1]["status"], "True");
     assert_eq!(written[1]["reason"], "PartlyApplied");
@@ -416,5 +615,8 @@ fn conditions_of_others_stay_and_the_same_is_not_written_again() {
     case.add("shop", "p0", json!({"action": "NO"}));
     let invalid = case.conversion.take_reports().remove(0);
     let changed = invalid.conditions(&again, "2026-01-05T00:00:00Z").unwrap();
-    assert_eq!((&changed[1]["status"], &changed[1]["lastTransitionTime"]), (&json!("False"), &json!("2026-01-05T00:00:00Z")));
+    assert_eq!(
+        (&changed[1]["status"], &changed[1]["lastTransitionTime"]),
+        (&json!("False"), &json!("2026-01-05T00:00:00Z"))
+    );
 }

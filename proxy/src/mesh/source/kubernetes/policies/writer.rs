@@ -94,7 +94,10 @@ async fn write(client: &Client, report: &Report, events: &Events) -> Result<(), 
             return Ok(());
         };
         let stale = object.metadata.uid.as_deref() != Some(&*metadata.uid)
-            || object.metadata.generation.is_some_and(|generation| generation > metadata.generation);
+            || object
+                .metadata
+                .generation
+                .is_some_and(|generation| generation > metadata.generation);
         // A report on what the object is now is on its way.
         if stale {
             return Ok(());

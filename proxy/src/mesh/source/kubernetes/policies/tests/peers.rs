@@ -45,7 +45,12 @@ fn the_narrowest_mode_that_is_set_decides() {
                     case.peer("shop", "default", "2026-01-01T00:00:00Z", mode(set));
                 }
                 if let Some(set) = workload {
-                    case.peer("shop", "cart", "2026-01-01T00:00:00Z", selecting(Some(set), Value::Null));
+                    case.peer(
+                        "shop",
+                        "cart",
+                        "2026-01-01T00:00:00Z",
+                        selecting(Some(set), Value::Null),
+                    );
                 }
                 let strict = |chain: &[Option<&str>]| {
                     let set = chain.iter().flatten().find(|mode| **mode != "UNSET");
@@ -53,7 +58,11 @@ fn the_narrowest_mode_that_is_set_decides() {
                 };
                 let said = format!("{mesh:?} {namespace:?} {workload:?}");
                 let cart = &[("app", "cart")];
-                assert_eq!(case.plaintext("shop", cart, 80), !strict(&[workload, namespace, mesh]), "{said}");
+                assert_eq!(
+                    case.plaintext("shop", cart, 80),
+                    !strict(&[workload, namespace, mesh]),
+                    "{said}"
+                );
                 assert_eq!(case.plaintext("shop", &[], 80), !strict(&[namespace, mesh]), "{said}");
                 assert_eq!(case.plaintext("bank", cart, 80), !strict(&[mesh]), "{said}");
                 assert_eq!(case.plaintext(ROOT, cart, 80), !strict(&[mesh]), "{said}");
@@ -66,7 +75,10 @@ fn the_narrowest_mode_that_is_set_decides() {
 fn ports_have_modes_of_their_own() {
     let ports = json!({"1": {"mode": "STRICT"}, "2": {"mode": "PERMISSIVE"}, "3": {"mode": "DISABLE"}, "4": {"mode": "UNSET"}, "5": null});
     // At ports 1 to 6.
-    let (strict, permissive) = ([false, true, true, false, false, false], [false, true, true, true, true, true]);
+    let (strict, permissive) = (
+        [false, true, true, false, false, false],
+        [false, true, true, true, true, true],
+    );
     for (mesh, own, admitted) in [
         (None, None, permissive),
         (None, Some("PERMISSIVE"), permissive),
@@ -88,14 +100,20 @@ fn ports_have_modes_of_their_own() {
 
 #[test]
 fn the_oldest_of_one_level_decides_and_the_other_is_told() {
-    for (first, second, strict) in [("2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z", true), ("2026-01-02T00:00:00Z", "2026-01-01T00:00:00Z", false)] {
+    for (first, second, strict) in [
+        ("2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z", true),
+        ("2026-01-02T00:00:00Z", "2026-01-01T00:00:00Z", false),
+    ] {
         for namespace in ["shop", ROOT] {
             let mut case = Case::new();
             case.peer(namespace, "b", first, mode("STRICT"));
             case.peer(namespace, "a", second, mode("PERMISSIVE"));
             assert_eq!(case.plaintext("shop", &[], 80), !strict);
             let reports = case.conversion.take_reports();
-            let ignored: Vec<_> = reports.iter().filter(|report| report.state() == State::Ignored).collect();
+            let ignored: Vec<_> = reports
+                .iter()
+                .filter(|report| report.state() == State::Ignored)
+                .collect();
             assert_eq!(ignored.len(), 1);
             assert_eq!(&*ignored[0].metadata.name, if strict { "a" } else { "b" });
             // When the older goes, the other decides and is told so.
@@ -116,14 +134,32 @@ fn faults_are_strict() {
     let selector = json!({"matchLabels": {"app": "cart"}});
     for (spec, others_too) in [
         (json!({"selector": selector, "mtls": {"mode": "permissive"}}), false),
-        (json!({"selector": selector, "mtls": {"mode": "PERMISSIVE"}, "portLevelMtls": {"http": {"mode": "PERMISSIVE"}}}), false),
-        (json!({"selector": selector, "portLevelMtls": {"0": {"mode": "PERMISSIVE"}}}), false),
-        (json!({"selector": selector, "portLevelMtls": {"80": {"mode": "SOMETIMES"}}}), false),
+        (
+            json!({"selector": selector, "mtls": {"mode": "PERMISSIVE"}, "portLevelMtls": {"http": {"mode": "PERMISSIVE"}}}),
+            false,
+        ),
+        (
+            json!({"selector": selector, "portLevelMtls": {"0": {"mode": "PERMISSIVE"}}}),
+            false,
+        ),
+        (
+            json!({"selector": selector, "portLevelMtls": {"80": {"mode": "SOMETIMES"}}}),
+            false,
+        ),
         (json!({"selector": selector, "portLevelMtls": "80"}), false),
-        (json!({"selector": selector, "mtls": {"mode": "PERMISSIVE", "unheardOf": 1}}), false),
+        (
+            json!({"selector": selector, "mtls": {"mode": "PERMISSIVE", "unheardOf": 1}}),
+            false,
+        ),
         (json!({"selector": selector, "unheardOf": 1}), false),
-        (json!({"mtls": {"mode": "PERMISSIVE"}, "portLevelMtls": {"80": {"mode": "PERMISSIVE"}}}), true),
-        (json!({"selector": {"matchLabels": {"app": "c*"}}, "mtls": {"mode": "PERMISSIVE"}}), true),
+        (
+            json!({"mtls": {"mode": "PERMISSIVE"}, "portLevelMtls": {"80": {"mode": "PERMISSIVE"}}}),
+            true,
+        ),
+        (
+            json!({"selector": {"matchLabels": {"app": "c*"}}, "mtls": {"mode": "PERMISSIVE"}}),
+            true,
+        ),
         (json!("strict"), true),
     ] {
         let mut case = Case::new();
@@ -134,9 +170,22 @@ fn faults_are_strict() {
         assert!(case.plaintext("bank", &[("app", "cart")], 80), "{spec}");
     }
     let mut case = Case::new();
-    case.peer("shop", "good", "2025-01-01T00:00:00Z", selecting(Some("PERMISSIVE"), Value::Null));
-    case.peer("shop", "bad", "2026-01-01T00:00:00Z", json!({"selector": {"matchLabels": {"*": "x"}}}));
-    assert!(!case.plaintext("shop", &[("app", "cart")], 80), "whom it means cannot be told");
+    case.peer(
+        "shop",
+        "good",
+        "2025-01-01T00:00:00Z",
+        selecting(Some("PERMISSIVE"), Value::Null),
+    );
+    case.peer(
+        "shop",
+        "bad",
+        "2026-01-01T00:00:00Z",
+        json!({"selector": {"matchLabels": {"*": "x"}}}),
+    );
+    assert!(
+        !case.plaintext("shop", &[("app", "cart")], 80),
+        "whom it means cannot be told"
+    );
 }
 
 #[test]
@@ -166,11 +215,26 @@ fn what_is_listed_is_there() {
     let mut case = Case::new();
     case.peer(ROOT, "default", "2026-01-01T00:00:00Z", mode("STRICT"));
     case.peer("shop", "default", "2026-01-01T00:00:00Z", mode("UNSET"));
-    case.peer("shop", "cart", "2026-01-01T00:00:00Z", selecting(None, json!({"80": {"mode": "PERMISSIVE"}})));
+    case.peer(
+        "shop",
+        "cart",
+        "2026-01-01T00:00:00Z",
+        selecting(None, json!({"80": {"mode": "PERMISSIVE"}})),
+    );
     case.add(ROOT, "all", json!({"selector": {"matchLabels": {"app": "cart"}}}));
     case.add("shop", "some", json!({"selector": {"matchLabels": {"app": "cart"}}}));
-    let keys: Vec<_> = case.conversion.policies().iter().map(|policy| policy.key().clone()).collect();
-    for (namespace, labels) in [("shop", &[("app", "cart")][..]), ("shop", &[]), ("bank", &[("app", "cart")]), (ROOT, &[])] {
+    let keys: Vec<_> = case
+        .conversion
+        .policies()
+        .iter()
+        .map(|policy| policy.key().clone())
+        .collect();
+    for (namespace, labels) in [
+        ("shop", &[("app", "cart")][..]),
+        ("shop", &[]),
+        ("bank", &[("app", "cart")]),
+        (ROOT, &[]),
+    ] {
         let listed = case.destination(namespace, labels).policies;
         assert!(!listed.is_empty());
         assert!(listed.iter().all(|key| keys.contains(key)), "{listed:?}");

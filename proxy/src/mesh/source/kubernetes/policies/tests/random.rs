@@ -93,9 +93,14 @@ mod plain {
             wants.is_null() || labels.iter().any(|(_, value)| wants == value)
         };
         let mine: Vec<_> = specs.iter().filter(|spec| spec.0 != "bank").filter(selected).collect();
-        let of = |action: &str| mine.iter().filter(|spec| spec.1["action"] == action).collect::<Vec<_>>();
+        let of = |action: &str| {
+            mine.iter()
+                .filter(|spec| spec.1["action"] == action)
+                .collect::<Vec<_>>()
+        };
         let hit = |spec: &Value| list(&spec["rules"]).iter().any(|rule| rule_hit(rule, asks));
-        !of("DENY").iter().any(|spec| hit(&spec.1)) && (of("ALLOW").is_empty() || of("ALLOW").iter().any(|spec| hit(&spec.1)))
+        !of("DENY").iter().any(|spec| hit(&spec.1))
+            && (of("ALLOW").is_empty() || of("ALLOW").iter().any(|spec| hit(&spec.1)))
     }
 
     pub(super) struct Asks<'a> {
@@ -112,20 +117,27 @@ mod plain {
         let from = list(&rule["from"]);
         let to = list(&rule["to"]);
         (from.is_empty() || from.iter().any(|from| source_hit(&from["source"], asks)))
-            && (to.is_empty() || to.iter().any(|to| both(&to["operation"], "ports", "notPorts", |v| port(v, asks))))
+            && (to.is_empty()
+                || to
+                    .iter()
+                    .any(|to| both(&to["operation"], "ports", "notPorts", |v| port(v, asks))))
             && list(&rule["when"]).iter().all(|when| {
-                both(when, "values", "notValues", |value| match when["key"].as_str().unwrap() {
-                    "source.principal" => text(value, asks.source),
-                    "source.namespace" => text(value, namespace(asks)),
-                    "source.ip" => block(value, asks.ip),
-                    _ => port(value, asks),
+                both(when, "values", "notValues", |value| {
+                    match when["key"].as_str().unwrap() {
+                        "source.principal" => text(value, asks.source),
+                        "source.namespace" => text(value, namespace(asks)),
+                        "source.ip" => block(value, asks.ip),
+                        _ => port(value, asks),
+                    }
                 })
             })
     }
 
     fn source_hit(source: &Value, asks: &Asks<'_>) -> bool {
         both(source, "principals", "notPrincipals", |value| text(value, asks.source))
-            && both(source, "namespaces", "notNamespaces", |value| text(value, namespace(asks)))
+            && both(source, "namespaces", "notNamespaces", |value| {
+                text(value, namespace(asks))
+            })
             && both(source, "ipBlocks", "notIpBlocks", |value| block(value, asks.ip))
     }
 
@@ -187,16 +199,26 @@ fn decided_like_a_plain_reading_of_the_objects() {
             let to = case.destination("shop", labels);
             for (source, ip, port) in asked() {
                 let expected = plain::admits(&specs, labels, &plain::Asks { source, ip, port });
-                assert_eq!(case.admits(&to, source, ip, port), expected, "{specs:#?} {labels:?} {source:?} {ip} {port}");
+                assert_eq!(
+                    case.admits(&to, source, ip, port),
+                    expected,
+                    "{specs:#?} {labels:?} {source:?} {ip} {port}"
+                );
                 counts[usize::from(expected)] += 1;
             }
         }
     }
-    assert!(counts.iter().all(|count| *count > 10_000), "both outcomes are met: {counts:?}");
+    assert!(
+        counts.iter().all(|count| *count > 10_000),
+        "both outcomes are met: {counts:?}"
+    );
 }
 
 fn asked() -> impl Iterator<Item = (Option<&'static str>, &'static str, u16)> {
-    let of_source = |source| IPS.into_iter().flat_map(move |ip| PORTS.map(move |port| (source, ip, port)));
+    let of_source = |source| {
+        IPS.into_iter()
+            .flat_map(move |ip| PORTS.map(move |port| (source, ip, port)))
+    };
     SOURCES.into_iter().flat_map(of_source)
 }
 
@@ -219,7 +241,9 @@ fn damage(rng: &mut fastrand::Rng, spec: &mut Value) {
     ];
     match target {
         Value::Object(fields) => {
-            let field = *rng.choice(&["paths", "hosts", "requestPrincipals", "unheardOf", "remoteIpBlocks"]).unwrap();
+            let field = *rng
+                .choice(&["paths", "hosts", "requestPrincipals", "unheardOf", "remoteIpBlocks"])
+                .unwrap();
             fields.insert(field.to_owned(), json!(["x"]));
         }
         Value::Array(values) => values.push(rng.choice(&strange).unwrap().clone()),
@@ -231,9 +255,13 @@ fn damage(rng: &mut fastrand::Rng, spec: &mut Value) {
 fn collect(value: &Value, path: String, places: &mut Vec<String>) {
     places.push(path.clone());
     match value {
-        Value::Object(fields) => fields
-            .iter()
-            .for_each(|(name, value)| collect(value, format!("{path}/{}", name.replace('~', "~0").replace('/', "~1")), places)),
+        Value::Object(fields) => fields.iter().for_each(|(name, value)| {
+            collect(
+                value,
+                format!("{path}/{}", name.replace('~', "~0").replace('/', "~1")),
+                places,
+            )
+        }),
         Value::Array(values) => values
             .iter()
             .enumerate()
@@ -260,7 +288,12 @@ fn a_damaged_policy_never_admits_more() {
                     after.admits(&to_after, source, ip, port),
                 );
                 let harmless = selects_others(&sound[index].1, &damaged[index].1);
-                assert!(was || !is || harmless, "{:#} became {:#}: {labels:?} {source:?} {ip} {port}", sound[index].1, damaged[index].1);
+                assert!(
+                    was || !is || harmless,
+                    "{:#} became {:#}: {labels:?} {source:?} {ip} {port}",
+                    sound[index].1,
+                    damaged[index].1
+                );
                 narrowed += usize::from(was && !is);
             }
         }
