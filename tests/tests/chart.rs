@@ -10,7 +10,9 @@ const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/chart/adit")
 
 fn helm() -> Command {
     let named = env::var_os("ADIT_K8S_BIN").map(|folder| Path::new(&folder).join("helm"));
-    let program = named.filter(|program| program.is_file()).unwrap_or_else(|| PathBuf::from("helm"));
+    let program = named
+        .filter(|program| program.is_file())
+        .unwrap_or_else(|| PathBuf::from("helm"));
     Command::new(program)
 }
 
@@ -21,23 +23,30 @@ fn render(values: &[&str]) -> Result<Vec<Value>, String> {
     for value in values {
         command.args(["--set", value]);
     }
-    let output = command.output().unwrap_or_else(|error| panic!("starting {command:?}: {error}"));
+    let output = command
+        .output()
+        .unwrap_or_else(|error| panic!("starting {command:?}: {error}"));
     if !output.status.success() {
         return Err(String::from_utf8_lossy(&output.stderr).into_owned());
     }
     let text = String::from_utf8(output.stdout).unwrap();
     let documents = text.split("\n---").map(|text| text.trim_start_matches("---"));
-    let documents = documents.map(|text| serde_saphyr::from_str(text).unwrap_or_else(|error| panic!("{error}:\n{text}")));
+    let documents =
+        documents.map(|text| serde_saphyr::from_str(text).unwrap_or_else(|error| panic!("{error}:\n{text}")));
     Ok(documents.filter(|document: &Value| !document.is_null()).collect())
 }
 
 fn find<'a>(documents: &'a [Value], kind: &str, name: &str) -> Option<&'a Value> {
-    documents.iter().find(|document| document["kind"] == kind && document["metadata"]["name"] == name)
+    documents
+        .iter()
+        .find(|document| document["kind"] == kind && document["metadata"]["name"] == name)
 }
 
 fn args<'a>(documents: &'a [Value], kind: &str, name: &str) -> Vec<&'a str> {
     let object = find(documents, kind, name).unwrap_or_else(|| panic!("no {kind} {name}"));
-    let args = object["spec"]["template"]["spec"]["containers"][0]["args"].as_array().unwrap();
+    let args = object["spec"]["template"]["spec"]["containers"][0]["args"]
+        .as_array()
+        .unwrap();
     args.iter().filter_map(Value::as_str).collect()
 }
 
@@ -88,7 +97,10 @@ fn values_become_flags() {
             &["--kubelet-cgroup=", "--kubelet-cgroup=auto"],
         ),
         (
-            &["ca.enabled=false", "externalCA.address=https://istiod.istio-system.svc:15012"],
+            &[
+                "ca.enabled=false",
+                "externalCA.address=https://istiod.istio-system.svc:15012",
+            ],
             "DaemonSet",
             "adit-node",
             &[
@@ -125,17 +137,57 @@ fn values_become_flags() {
 #[test]
 fn values_shape_the_pods() {
     for (value, kind, name, pointer, expected) in [
-        ("drainDeadlineSeconds=30", "DaemonSet", "adit-node", "/spec/template/spec/terminationGracePeriodSeconds", json!(60)),
-        ("node.maxSurge=25%", "DaemonSet", "adit-node", "/spec/updateStrategy/rollingUpdate", json!({ "maxSurge": "25%", "maxUnavailable": 0 })),
-        ("cgroupRoot=/sys/fs/cgroup/unified", "DaemonSet", "adit-node", "/spec/template/spec/volumes/0/hostPath/path", json!("/sys/fs/cgroup/unified")),
-        ("image.tag=2", "DaemonSet", "adit-node", "/spec/template/spec/containers/0/image", json!("localhost/adit:2")),
-        ("image.tag=2", "DaemonSet", "adit-uninstall", "/spec/template/spec/initContainers/0/image", json!("localhost/adit:2")),
+        (
+            "drainDeadlineSeconds=30",
+            "DaemonSet",
+            "adit-node",
+            "/spec/template/spec/terminationGracePeriodSeconds",
+            json!(60),
+        ),
+        (
+            "node.maxSurge=25%",
+            "DaemonSet",
+            "adit-node",
+            "/spec/updateStrategy/rollingUpdate",
+            json!({ "maxSurge": "25%", "maxUnavailable": 0 }),
+        ),
+        (
+            "cgroupRoot=/sys/fs/cgroup/unified",
+            "DaemonSet",
+            "adit-node",
+            "/spec/template/spec/volumes/0/hostPath/path",
+            json!("/sys/fs/cgroup/unified"),
+        ),
+        (
+            "image.tag=2",
+            "DaemonSet",
+            "adit-node",
+            "/spec/template/spec/containers/0/image",
+            json!("localhost/adit:2"),
+        ),
+        (
+            "image.tag=2",
+            "DaemonSet",
+            "adit-uninstall",
+            "/spec/template/spec/initContainers/0/image",
+            json!("localhost/adit:2"),
+        ),
         ("ca.replicas=3", "Deployment", "adit-ca", "/spec/replicas", json!(3)),
-        ("ca.clusterIP=10.96.0.15", "Service", "adit-ca", "/spec/clusterIP", json!("10.96.0.15")),
+        (
+            "ca.clusterIP=10.96.0.15",
+            "Service",
+            "adit-ca",
+            "/spec/clusterIP",
+            json!("10.96.0.15"),
+        ),
     ] {
         let documents = render(&[value]).unwrap();
         let object = find(&documents, kind, name).unwrap_or_else(|| panic!("{value}: no {kind} {name}"));
-        assert_eq!(object.pointer(pointer), Some(&expected), "{value}: {kind} {name} {pointer}");
+        assert_eq!(
+            object.pointer(pointer),
+            Some(&expected),
+            "{value}: {kind} {name} {pointer}"
+        );
     }
 }
 
@@ -143,8 +195,18 @@ fn values_shape_the_pods() {
 fn parts_come_and_go_with_their_values() {
     for (values, kind, name, there) in [
         (&[][..], "Deployment", "adit-ca", true),
-        (&["ca.enabled=false", "externalCA.address=https://ca:1"], "Deployment", "adit-ca", false),
-        (&["ca.enabled=false", "externalCA.address=https://ca:1"], "ClusterRole", "adit-ca", false),
+        (
+            &["ca.enabled=false", "externalCA.address=https://ca:1"],
+            "Deployment",
+            "adit-ca",
+            false,
+        ),
+        (
+            &["ca.enabled=false", "externalCA.address=https://ca:1"],
+            "ClusterRole",
+            "adit-ca",
+            false,
+        ),
         (&[], "PodDisruptionBudget", "adit-ca", true),
         (&["ca.replicas=1"], "PodDisruptionBudget", "adit-ca", false),
         (&[], "Service", "adit-node-metrics", true),
@@ -158,7 +220,11 @@ fn parts_come_and_go_with_their_values() {
         (&[], "ValidatingAdmissionPolicy", "adit-node-status", true),
     ] {
         let documents = render(values).unwrap();
-        assert_eq!(find(&documents, kind, name).is_some(), there, "{values:?}: {kind} {name}");
+        assert_eq!(
+            find(&documents, kind, name).is_some(),
+            there,
+            "{values:?}: {kind} {name}"
+        );
     }
 }
 
@@ -188,7 +254,11 @@ fn no_container_is_privileged() {
     let mut seen = 0;
     for object in &documents {
         let pod = &object["spec"]["template"]["spec"];
-        for container in ["containers", "initContainers"].iter().filter_map(|key| pod[key].as_array()).flatten() {
+        for container in ["containers", "initContainers"]
+            .iter()
+            .filter_map(|key| pod[key].as_array())
+            .flatten()
+        {
             let security = &container["securityContext"];
             let name = &object["metadata"]["name"];
             assert_ne!(security["privileged"], true, "{name}");
@@ -206,10 +276,16 @@ fn no_container_is_privileged() {
 fn hooks_are_for_uninstalling_and_leave_nothing() {
     let documents = render(&[]).unwrap();
     for object in &documents {
-        let (name, annotations) = (object["metadata"]["name"].as_str().unwrap(), &object["metadata"]["annotations"]);
+        let (name, annotations) = (
+            object["metadata"]["name"].as_str().unwrap(),
+            &object["metadata"]["annotations"],
+        );
         if name.starts_with("adit-uninstall") {
             assert_eq!(annotations["helm.sh/hook"], "pre-delete", "{name}");
-            assert_eq!(annotations["helm.sh/hook-delete-policy"], "before-hook-creation,hook-succeeded", "{name}");
+            assert_eq!(
+                annotations["helm.sh/hook-delete-policy"], "before-hook-creation,hook-succeeded",
+                "{name}"
+            );
         } else {
             assert!(annotations["helm.sh/hook"].is_null(), "{name}");
         }
@@ -223,5 +299,8 @@ fn the_linter_finds_nothing() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
     let version = env!("CARGO_PKG_VERSION");
     let chart = fs::read_to_string(Path::new(CHART).join("Chart.yaml")).unwrap();
-    assert!(chart.contains(&format!("\nversion: {version}\nappVersion: {version}\n")), "the chart is of another version");
+    assert!(
+        chart.contains(&format!("\nversion: {version}\nappVersion: {version}\n")),
+        "the chart is of another version"
+    );
 }

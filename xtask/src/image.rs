@@ -73,7 +73,8 @@ fn context_for_a_registry(context: &Context, program: &[u8]) -> Result<()> {
     fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
     let file = folder.join("adit");
     fs::write(&file, program).with_context(|| format!("writing {}", file.display()))?;
-    fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).with_context(|| format!("marking {}", file.display()))?;
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o755))
+        .with_context(|| format!("marking {}", file.display()))?;
     fs::write(folder.join("nsswitch.conf"), NSSWITCH).context("writing nsswitch.conf")
 }
 
