@@ -53,7 +53,7 @@ impl AdminPage {
     async fn open_one(&self, page: Page, address: SocketAddr) -> Result<(), AdminError> {
         let (listener, name) = match page {
             Page::Admin => (AdminListener::bind(address).await?, "admin page"),
-            Page::Metrics => (AdminListener::bind_anywhere(address).await?, "metrics page"),
+            Page::Metrics => (AdminListener::bind_for_metrics(address).await?, "metrics page"),
         };
         match listener.local_addr() {
             Ok(address) => tracing::info!("{name} on http://{address}"),
