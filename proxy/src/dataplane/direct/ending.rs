@@ -118,7 +118,7 @@ mod tests {
             (end(inward, state::LAST_ACK, 21, 11, 0), (10, 20)),
             (end(inward, state::FIN_WAIT2, 21, 11, 10), (10, 20)),
         ] {
-            assert_eq!(bytes(&end), expected, "state {}", end.state);
+            assert_eq!(bytes(&end), expected, "state {}", end.direct.state);
         }
     }
 
