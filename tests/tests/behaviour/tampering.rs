@@ -82,7 +82,7 @@ fn programs_that_are_detached_are_attached_again() {
     .unwrap();
     let capture = bed.capture_link().unwrap();
     let seen = client
-        .run(|| adit_tests::net::ask(server.at(PORT), "through-the-tunnel-1a2b"))
+        .run(|| net::ask(server.at(PORT), "through-the-tunnel-1a2b"))
         .unwrap();
     assert_eq!(seen.text, "through-the-tunnel-1a2b");
     assert_eq!(capture.count("through-the-tunnel-1a2b"), 0);
