@@ -258,6 +258,7 @@ mod tests {
     fn the_kubelet_is_known_by_its_namespace_and_its_whole_name() {
         let named = Config {
             host_netns: 7,
+            kubelet_cgroup: 5,
             kubelet: name("kubelet"),
             ..Config::default()
         };

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use nix::sched::{CloneFlags, unshare};
 
 use super::{Netns, listen_in};
-use crate::steer::{ListenerFds, PodSteering, SteerError, Steering, is_cgroup2};
+use crate::steer::{ListenerFds, PodSteering, SteerError, Steering, cgroup_id, is_cgroup2};
 
 /// The scratch pod's own address, of the range for documentation (RFC 5737).
 const POD: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
@@ -94,8 +94,7 @@ fn connect_captured(
             .spawn()
             .map_err(|error| failed("starting the scratch pod's process", &error))?,
     );
-    let pid = child.0.id();
-    fs::write(cgroup.0.join("cgroup.procs"), pid.to_string())
+    fs::write(cgroup.0.join("cgroup.procs"), child.0.id().to_string())
         .map_err(|error| failed("moving it to its cgroup", &error))?;
     if let Some(stdin) = child.0.stdin.as_mut() {
         stdin
@@ -118,8 +117,10 @@ fn connect_captured(
         .map_err(|error| failed("reading the captured connection's address", &error))?;
     let from = SocketAddr::new(from.ip().to_canonical(), from.port());
     let found = steering.flows().take(cookie, from, local.port())?;
+    // By its cgroup: numbers of processes are another PID namespace's where this node is a container itself.
+    let author = cgroup_id(&cgroup.0)?;
     match found {
-        Some(original) if original.addr == DESTINATION && original.pid == pid => {}
+        Some(original) if original.addr == DESTINATION && original.cgroup == author => {}
         Some(other) => {
             return Err(failed(
                 "the captured connection's record is wrong",

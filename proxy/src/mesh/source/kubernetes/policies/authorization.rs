@@ -142,9 +142,8 @@ pub(super) fn convert(object: &Object, root_namespace: &str) -> Converted {
                     .into_iter()
                     .map(|field| Finding::Unsupported { rule: None, field }),
             );
-            // Protobuf's JSON writes the first of an enumeration by leaving it out.
             let action = match spec.action.as_deref() {
-                None | Some("" | "ALLOW") => Action::Allow,
+                None | Some("ALLOW") => Action::Allow,
                 Some("DENY") => Action::Deny,
                 Some("CUSTOM") => {
                     // Whom the authorizer would let in is not known, so nobody is.

@@ -222,6 +222,7 @@ fn which_pods_are_in_the_mesh() {
             })],
         );
         list(&mut state, Kind::Namespaces, vec![namespace("shop", mode)]);
+        list(&mut state, Kind::Nodes, Vec::new());
         let mesh = state.take_changed().unwrap();
         let id = workload.identity.clone();
         assert_eq!(mesh.runs_on(&id, spec.node), in_mesh || row == 8, "row {row}");
