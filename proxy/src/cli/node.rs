@@ -74,7 +74,9 @@ pub async fn run(mut settings: NodeSettings) -> anyhow::Result<()> {
         controller: "mesh.adit/node",
         instance: settings.node_name.as_str().into(),
     };
-    let events = source.client().map_or_else(Events::silent, |client| Events::start(client, reporter));
+    let events = source
+        .client()
+        .map_or_else(Events::silent, |client| Events::start(client, reporter));
     let certs = cert_store(&settings)?;
     let telemetry_settings = TelemetrySettings {
         access_log: settings.access_log,
