@@ -180,15 +180,15 @@ fn traffic(cluster: &Cluster, report: &mut Report) -> anyhow::Result<()> {
     );
     let near = call(cluster, "neighbour")?;
     report.check("a pod on web's node reaches it", near.failed == 0, told(&near));
+    let mut line = None;
     let direct = || {
-        Ok(agents_log(cluster)?
-            .lines()
-            .any(|line| line.contains("source.workload=shop/neighbour") && line.contains("path=direct")))
+        let log = agents_log(cluster)?;
+        let is_direct = |line: &&str| line.contains("source.workload=shop/neighbour") && line.contains("path=direct");
+        line = log.lines().find(is_direct).map(str::to_owned);
+        Ok(line.is_some())
     };
     crate::bed::wait_for("the line of a direct connection", SOON, direct)?;
-    let log = agents_log(cluster)?;
-    let line = log.lines().find(|line| line.contains("path=direct"));
-    report.quote(line.unwrap_or_default());
+    report.quote(line.as_deref().unwrap_or_default());
     report.check("the kernel connects it without a proxy", line.is_some(), "path=direct");
     Ok(())
 }
