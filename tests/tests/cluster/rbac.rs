@@ -169,6 +169,12 @@ fn an_agent_changes_one_condition_of_its_own_nodes_pods_and_nothing_else() {
         ),
         (
             "here",
+            status,
+            r#"{"metadata":{"labels":{"app":"other"}}}"#.to_owned(),
+            "a pod's metadata",
+        ),
+        (
+            "here",
             "",
             r#"{"metadata":{"labels":{"a":"b"}}}"#.to_owned(),
             "cannot patch",
