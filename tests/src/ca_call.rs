@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -13,6 +14,8 @@ use crate::bed::{Bed, Node};
 pub const PERMISSION_DENIED: u32 = 7;
 /// gRPC's status for a caller who is not who it says.
 pub const UNAUTHENTICATED: u32 = 16;
+/// gRPC's status for what may be tried again as it is.
+pub const UNAVAILABLE: u32 = 14;
 /// gRPC's status for a request that makes no sense.
 pub const INVALID_ARGUMENT: u32 = 3;
 
@@ -27,6 +30,17 @@ pub struct CaCall {
     pub identity: Option<String>,
     /// The lifetime asked for, in seconds.
     pub seconds: u64,
+}
+
+/// A CA in a cluster, and how to reach it.
+#[derive(Debug, Clone)]
+pub struct CaTarget {
+    /// The name in its certificate.
+    pub name: String,
+    /// Where it is.
+    pub address: SocketAddr,
+    /// The root of its certificate, PEM.
+    pub root: String,
 }
 
 /// What the CA answered.
@@ -44,13 +58,35 @@ impl CaCall {
     /// Makes the call from the network namespace of `node`.
     pub fn send(&self, bed: &Bed, node: &Node) -> anyhow::Result<CaAnswer> {
         let dir = tempfile::tempdir_in(bed.dir()).context("make a folder for the call")?;
-        let [request, headers, body] = ["request", "headers", "body"].map(|name| dir.path().join(name));
-        fs::write(&request, framed(&self.encode()))?;
-        fs::write(&body, "")?;
         let settings = bed.ca_settings();
         let mut curl = Command::new("curl");
-        curl.args(["--silent", "--show-error", "--http2", "--max-time", "10", "--cacert"])
-            .arg(settings.root());
+        curl.arg("--cacert").arg(settings.root());
+        let listen = settings.listen.to_string();
+        node.inside(|| self.run(curl, &listen, dir.path()))?
+    }
+
+    /// Makes the call from a network namespace.
+    pub fn send_from(&self, netns: &Path, to: &CaTarget) -> anyhow::Result<CaAnswer> {
+        let dir = tempfile::tempdir().context("make a folder for the call")?;
+        let root = dir.path().join("root.pem");
+        fs::write(&root, &to.root)?;
+        let (name, port) = (&to.name, to.address.port());
+        let mut curl = Command::new("nsenter");
+        curl.arg(format!("--net={}", netns.display())).args([
+            "curl",
+            "--connect-to",
+            &format!("{name}:{port}:{}", to.address),
+        ]);
+        curl.arg("--cacert").arg(&root);
+        self.run(curl, &format!("{name}:{port}"), dir.path())
+    }
+
+    /// Has curl make the call, with files in `dir`.
+    fn run(&self, mut curl: Command, authority: &str, dir: &Path) -> anyhow::Result<CaAnswer> {
+        let [request, headers, body] = ["request", "headers", "body"].map(|name| dir.join(name));
+        fs::write(&request, framed(&self.encode()))?;
+        fs::write(&body, "")?;
+        curl.args(["--silent", "--show-error", "--http2", "--max-time", "10"]);
         curl.arg("--dump-header").arg(&headers).arg("--output").arg(&body);
         curl.args(["--header", "content-type: application/grpc", "--header", "te: trailers"]);
         if let Some(token) = &self.token {
@@ -58,12 +94,9 @@ impl CaCall {
         }
         curl.arg("--data-binary").arg(format!("@{}", request.display()));
         curl.arg(format!(
-            "https://{}/istio.v1.auth.IstioCertificateService/CreateCertificate",
-            settings.listen
+            "https://{authority}/istio.v1.auth.IstioCertificateService/CreateCertificate"
         ));
-        let output = node
-            .inside(|| curl.stdin(Stdio::null()).output())?
-            .context("start curl")?;
+        let output = curl.stdin(Stdio::null()).output().context("start curl")?;
         ensure!(
             output.status.success(),
             "curl: {}",

@@ -211,13 +211,21 @@ fn parts_come_and_go_with_their_values() {
         (&["ca.replicas=1"], "PodDisruptionBudget", "adit-ca", false),
         (&[], "Service", "adit-node-metrics", true),
         (&["metrics.enabled=false"], "Service", "adit-node-metrics", false),
-        (&[], "PodMonitor", "adit", false),
-        (&["metrics.podMonitor.enabled=true"], "PodMonitor", "adit", true),
+        (&[], "PodMonitor", "adit-node", false),
+        (&["metrics.podMonitor.enabled=true"], "PodMonitor", "adit-node", true),
+        (&["metrics.podMonitor.enabled=true"], "PodMonitor", "adit-ca", true),
         (&[], "PrometheusRule", "adit", false),
         (&["metrics.rules.enabled=true"], "PrometheusRule", "adit", true),
         (&[], "DaemonSet", "adit-uninstall", true),
         (&["uninstall.enabled=false"], "DaemonSet", "adit-uninstall", false),
         (&[], "ValidatingAdmissionPolicy", "adit-node-status", true),
+        (&[], "CustomResourceDefinition", "peerauthentications.security.istio.io", true),
+        (
+            &["policies.installDefinitions=false"],
+            "CustomResourceDefinition",
+            "peerauthentications.security.istio.io",
+            false,
+        ),
     ] {
         let documents = render(values).unwrap();
         assert_eq!(
@@ -241,6 +249,7 @@ fn values_that_mean_nothing_are_refused() {
         ("ca.enabled=false", "externalCA.address"),
         ("metrics.port=0", "port"),
         ("clusterRanges={10.0.0.1}", "clusterRanges"),
+        ("policies.installDefinitions=never", "installDefinitions"),
     ] {
         let error = render(&[value]).expect_err(value);
         assert!(error.contains(told), "{value}: {error}");
@@ -269,6 +278,16 @@ fn no_container_is_privileged() {
         }
     }
     assert!(seen >= 6, "{seen}");
+}
+
+/// A declared port of a pod on the node's network is reserved: a second agent could not be placed beside the first.
+#[test]
+fn agents_reserve_no_port_of_the_node() {
+    let documents = render(&["metrics.enabled=true"]).unwrap();
+    let agent = find(&documents, "DaemonSet", "adit-node").unwrap();
+    let pod = &agent["spec"]["template"]["spec"];
+    assert_eq!(pod["hostNetwork"], true);
+    assert!(pod["containers"][0]["ports"].is_null());
 }
 
 /// Only what is run on uninstalling is a hook, and all of it is taken away afterwards.

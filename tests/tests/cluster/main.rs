@@ -2,4 +2,15 @@
 #![expect(clippy::unwrap_used, reason = "a test panics where it fails, its helpers too")]
 
 mod bed;
+mod ca;
+mod capture;
+mod failures;
+mod install;
+mod labels;
+mod policies;
+mod probes;
+mod rbac;
+mod services;
+mod stage;
+mod statefulset;
 mod world;
