@@ -2,4 +2,10 @@
 #![expect(clippy::unwrap_used, reason = "a test panics where it fails, its helpers too")]
 
 mod bed;
+mod capture;
+mod failures;
+mod labels;
+mod probes;
+mod stage;
+mod statefulset;
 mod world;

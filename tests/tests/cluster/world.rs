@@ -13,6 +13,11 @@ static SHARED: LazyLock<Cluster> = LazyLock::new(|| {
     Cluster::up(prefix).unwrap()
 });
 
+/// The cluster that all tests share.
+pub(crate) fn shared() -> &'static Cluster {
+    &SHARED
+}
+
 /// A test's use of the cluster, in a namespace that is its own.
 pub(crate) struct World {
     pub(crate) cluster: &'static Cluster,

@@ -1,0 +1,117 @@
+//! The kubelet reaches its pods under whatever policy; nobody else does.
+
+use std::io::Read as _;
+use std::process::Stdio;
+use std::thread::sleep;
+use std::time::Duration;
+
+use adit_tests::cluster::{BUSYBOX, PodSpec};
+use serde_json::json;
+
+use crate::stage::{SHOP, access, address, await_captured, call, mesh_namespace, shop, strict};
+
+#[test]
+fn probes_and_kubectl_reach_a_pod_to_which_policy_lets_nobody_and_other_processes_of_the_node_do_not() {
+    let cluster = shop();
+    let namespace = "probes";
+    mesh_namespace(cluster, namespace);
+    cluster.apply_json(&strict(namespace)).unwrap();
+    let nothing = json!({
+        "apiVersion": "security.istio.io/v1",
+        "kind": "AuthorizationPolicy",
+        "metadata": {"name": "nothing", "namespace": namespace},
+        "spec": {},
+    });
+    cluster.apply_json(&nothing).unwrap();
+    let often = |mut probe: serde_json::Value| {
+        probe["periodSeconds"] = 1.into();
+        probe["failureThreshold"] = 2.into();
+        probe
+    };
+    let http = || often(json!({"httpGet": {"port": 8080, "path": "/"}}));
+    let tcp = || often(json!({"tcpSocket": {"port": 8080}}));
+    let exec = || often(json!({"exec": {"command": ["/bin/busybox", "true"]}}));
+    for (name, startup, readiness, liveness) in [("http", http(), http(), tcp()), ("tcp", tcp(), tcp(), http())] {
+        let pod = PodSpec::new(name)
+            .namespace(namespace)
+            .node(1)
+            .account("server")
+            .args(["serve", "8080"]);
+        let pod = pod
+            .container("startupProbe", startup)
+            .container("readinessProbe", readiness);
+        cluster.create(&pod.container("livenessProbe", liveness)).unwrap();
+    }
+    let pod = PodSpec::new("exec").namespace(namespace).node(1).image(BUSYBOX);
+    let pod = pod.args(["-c", "echo begun; sleep 3600"]);
+    cluster
+        .create(
+            &pod.container("readinessProbe", exec())
+                .container("livenessProbe", exec()),
+        )
+        .unwrap();
+    let names = ["http", "tcp", "exec"];
+    for name in names {
+        cluster.await_ready(namespace, &format!("pod/{name}")).unwrap();
+        await_captured(cluster, namespace, name, true);
+    }
+    // Long enough for the threshold of each.
+    sleep(Duration::from_secs(4));
+    for name in names {
+        let pod = cluster.get(["pod", "--namespace", namespace, name]).unwrap();
+        let status = &pod["status"]["containerStatuses"][0];
+        assert_eq!(
+            (&status["restartCount"], &status["ready"]),
+            (&json!(0), &json!(true)),
+            "{pod}"
+        );
+    }
+    let of_kubelet = access(
+        cluster,
+        1,
+        &[("destination.workload", "probes/http"), ("command", "kubelet")],
+    );
+    assert!(of_kubelet.len() >= 6, "{of_kubelet:?}");
+
+    let to = address(cluster, namespace, "http");
+    for from in ["client", "remote"] {
+        let calls = call(cluster, SHOP, from, &to, &["--count", "3", "--timeout", "2000"]);
+        assert_eq!((calls.ok, calls.failed), (0, 3), "{from}: {calls:?}");
+    }
+    let dial = format!(
+        "exec 3<>/dev/tcp/{} && echo hello >&3 && head -n 1 <&3 | sed 's/^/answer: /'",
+        to.replace(':', "/")
+    );
+    let dial = format!("timeout 3 bash -c {dial:?} 2>&1; true");
+    let said = cluster.node(1).run(["bash", "-c", &dial]).unwrap();
+    assert!(!said.contains("answer: "), "{said}");
+
+    assert_eq!(
+        cluster
+            .exec(namespace, "exec", ["/bin/busybox", "echo", "here"])
+            .unwrap()
+            .trim(),
+        "here"
+    );
+    assert_eq!(
+        cluster
+            .kubectl(["logs", "--namespace", namespace, "exec"])
+            .unwrap()
+            .trim(),
+        "begun"
+    );
+    let mut forward = cluster.kubectl_command().unwrap();
+    forward.args(["port-forward", "--namespace", namespace, "pod/http", "18080:8080"]);
+    let mut forward = forward.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut said = [0; 256];
+    let length = forward.stdout.as_mut().unwrap().read(&mut said).unwrap();
+    let ask = "exec 3<>/dev/tcp/127.0.0.1/18080 && echo hello >&3 && head -n 1 <&3";
+    let answer = cluster.control_plane().run(["timeout", "5", "bash", "-c", ask]);
+    forward.kill().unwrap();
+    forward.wait().unwrap();
+    let said = String::from_utf8_lossy(&said[..length]);
+    assert!(
+        answer.as_ref().is_ok_and(|answer| answer.starts_with("http ")),
+        "{answer:?} {said}"
+    );
+}

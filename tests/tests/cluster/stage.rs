@@ -1,0 +1,219 @@
+//! Adit on the shared cluster, and pods in its mesh that several tests speak to.
+
+use std::collections::BTreeMap;
+use std::io::Read as _;
+use std::process::{Child, Stdio};
+use std::sync::LazyLock;
+use std::time::{Duration, Instant};
+
+use adit_tests::cluster::{Cluster, PodSpec};
+use adit_tests::tool::Calls;
+use serde_json::{Value, json};
+
+use crate::world::shared;
+
+const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/chart/adit");
+/// How long what is to come may take, on a machine that is busy.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+/// The namespace of the pods that tests share.
+pub(crate) const SHOP: &str = "shop";
+
+/// The cluster with Adit on it.
+pub(crate) fn meshed() -> &'static Cluster {
+    let cluster = shared();
+    if cluster.helm(["status", "adit", "--namespace", "adit-system"]).is_err() {
+        cluster.import_adit().unwrap();
+        let words = [
+            "install",
+            "adit",
+            CHART,
+            "--namespace",
+            "adit-system",
+            "--create-namespace",
+            "--wait",
+            "--timeout",
+            "90s",
+            "--set",
+            "cgroupRoot=/sys/fs/cgroup/unified",
+            "--set",
+            "ca.clusterIP=10.96.0.15",
+        ];
+        cluster.helm(words).unwrap();
+    }
+    cluster
+}
+
+/// The same with the pods of [`SHOP`]: `client` and `near` on the first node, `far` and `remote` on the second. Servers
+/// are `near` and `far`, as service account `server`, on port 8080; the others call, as `client`.
+pub(crate) fn shop() -> &'static Cluster {
+    static OPEN: LazyLock<()> = LazyLock::new(|| {
+        let cluster = meshed();
+        mesh_namespace(cluster, SHOP);
+        for (name, node, account) in [
+            ("client", 1, "client"),
+            ("near", 1, "server"),
+            ("far", 2, "server"),
+            ("remote", 2, "client"),
+        ] {
+            let pod = PodSpec::new(name).namespace(SHOP).node(node).account(account);
+            let pod = if account == "server" {
+                pod.args(["serve", "8080"])
+            } else {
+                pod
+            };
+            cluster.create(&pod).unwrap();
+        }
+        for name in ["client", "near", "far", "remote"] {
+            cluster.await_ready(SHOP, &format!("pod/{name}")).unwrap();
+        }
+    });
+    let cluster = meshed();
+    LazyLock::force(&OPEN);
+    for name in ["client", "near", "far", "remote"] {
+        await_captured(cluster, SHOP, name, true);
+    }
+    cluster
+}
+
+/// A namespace in the mesh, with service accounts `client` and `server`.
+pub(crate) fn mesh_namespace(cluster: &Cluster, name: &str) {
+    cluster.namespace(name, &[("mesh.adit/mode", "enabled")]).unwrap();
+    for account in ["client", "server"] {
+        let metadata = json!({"name": account, "namespace": name});
+        cluster
+            .apply_json(&json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata}))
+            .unwrap();
+    }
+}
+
+/// Where a pod of the namespace is called.
+pub(crate) fn address(cluster: &Cluster, namespace: &str, pod: &str) -> String {
+    format!("{}:8080", cluster.pod_address(namespace, pod).unwrap())
+}
+
+/// A condition's status.
+pub(crate) fn condition<'a>(pod: &'a Value, kind: &str) -> Option<&'a str> {
+    let conditions = pod["status"]["conditions"].as_array()?;
+    let condition = conditions.iter().find(|condition| condition["type"] == kind)?;
+    condition["status"].as_str()
+}
+
+/// Waits until the pod's condition says that it is captured, or until there is no such condition.
+pub(crate) fn await_captured(cluster: &Cluster, namespace: &str, pod: &str, captured: bool) {
+    let what = format!(
+        "{namespace}/{pod} to be {}captured",
+        if captured { "" } else { "no longer " }
+    );
+    let wanted = captured.then_some("True");
+    let is_so = |pod: &Value| pod["kind"] == "Pod" && condition(pod, "mesh.adit/Captured") == wanted;
+    cluster
+        .await_object(&what, PATIENCE, &["pod", "--namespace", namespace, pod], is_so)
+        .unwrap();
+}
+
+/// Waits until something holds.
+pub(crate) fn await_that(what: &str, mut holds: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !holds() {
+        assert!(begin.elapsed() < PATIENCE, "waited in vain for {what}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// The agent's pod on a node.
+pub(crate) fn agent(cluster: &Cluster, node: u8) -> String {
+    let node = format!("--field-selector=spec.nodeName=n{node},status.phase=Running");
+    let agents = [
+        "pods",
+        "--namespace",
+        "adit-system",
+        "--selector=app.kubernetes.io/component=node",
+        &node,
+    ];
+    let agents = cluster.get(agents).unwrap();
+    let agents = agents["items"].as_array().unwrap();
+    let here = agents.iter().find(|pod| pod["metadata"]["deletionTimestamp"].is_null());
+    here.unwrap()["metadata"]["name"].as_str().unwrap().to_owned()
+}
+
+/// What a node's agent has said so far.
+pub(crate) fn agent_log(cluster: &Cluster, node: u8) -> String {
+    cluster
+        .kubectl(["logs", "--namespace", "adit-system", &agent(cluster, node)])
+        .unwrap()
+}
+
+/// A line of the access log.
+pub(crate) type Line = BTreeMap<String, String>;
+
+/// The lines of a node's access log that have all these fields.
+pub(crate) fn access(cluster: &Cluster, node: u8, fields: &[(&str, &str)]) -> Vec<Line> {
+    let log = agent_log(cluster, node);
+    let lines = log.lines().filter(|line| line.contains(" access "));
+    let lines = lines.map(|line| {
+        let words = line.split(' ').filter_map(|word| word.split_once('='));
+        words
+            .map(|(key, value)| (key.to_owned(), value.to_owned()))
+            .collect::<Line>()
+    });
+    let has_all = |line: &Line| {
+        let mut fields = fields.iter();
+        fields.all(|(key, value)| line.get(*key).is_some_and(|is| is == value))
+    };
+    lines.filter(has_all).collect()
+}
+
+/// Waits for so many lines of a node's access log.
+pub(crate) fn await_access(cluster: &Cluster, node: u8, count: usize, fields: &[(&str, &str)]) -> Vec<Line> {
+    let mut lines = Vec::new();
+    await_that(&format!("{count} lines of n{node} with {fields:?}"), || {
+        lines = access(cluster, node, fields);
+        lines.len() >= count
+    });
+    lines
+}
+
+/// The SPIFFE id of a service account.
+pub(crate) fn identity(namespace: &str, account: &str) -> String {
+    format!("spiffe://cluster.local/ns/{namespace}/sa/{account}")
+}
+
+/// Calls from a pod, and tells how they went.
+pub(crate) fn call(cluster: &Cluster, namespace: &str, from: &str, to: &str, more: &[&str]) -> Calls {
+    Calling::start(cluster, namespace, from, to, more).end()
+}
+
+/// Calls from a pod that are under way.
+pub(crate) struct Calling(Child);
+
+impl Calling {
+    pub(crate) fn start(cluster: &Cluster, namespace: &str, from: &str, to: &str, more: &[&str]) -> Self {
+        let mut command = cluster.kubectl_command().unwrap();
+        command.args(["exec", "--namespace", namespace, from, "--", "/tool", "call", to]);
+        command.args(more).stdout(Stdio::piped()).stderr(Stdio::null());
+        Self(command.spawn().unwrap())
+    }
+
+    /// Waits for their end. Calls that failed are no failure of this.
+    pub(crate) fn end(mut self) -> Calls {
+        let mut said = String::new();
+        self.0.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+        self.0.wait().unwrap();
+        Calls::last(&said).unwrap()
+    }
+}
+
+/// That all calls were answered.
+pub(crate) fn assert_all_ok(calls: &Calls) {
+    assert!(calls.failed == 0 && calls.ok > 0, "{calls:?}");
+}
+
+/// Only those that the mesh knows may speak to pods of a namespace; or, with a name, nobody.
+pub(crate) fn strict(namespace: &str) -> Value {
+    json!({
+        "apiVersion": "security.istio.io/v1",
+        "kind": "PeerAuthentication",
+        "metadata": {"name": "strict", "namespace": namespace},
+        "spec": {"mtls": {"mode": "STRICT"}},
+    })
+}
