@@ -444,9 +444,10 @@ fn owns(mesh: &Mesh, pod: &Enrolled<'_>, enrolled: &[Enrolled<'_>], ip: IpAddr) 
     if let Some(owner) = mesh.workload_by_addr(ip) {
         return owner.uid == pod.workload.uid;
     }
-    let listed = mesh.workload_by_uid(&pod.workload.uid);
+    let is_known = |address: &IpAddr| address.is_ipv4() == ip.is_ipv4() && pod.workload.addresses.contains(address);
     let others = |other: &Enrolled<'_>| other.netns != pod.netns && other.workload.addresses.contains(&ip);
-    listed.is_some_and(|workload| workload.addresses.is_empty())
+    let listed = mesh.workload_by_uid(&pod.workload.uid);
+    listed.is_some_and(|workload| !workload.addresses.iter().any(is_known))
         && mesh.cluster_ranges().iter().any(|range| range.contains(&ip))
         && mesh.service_by_addr(ip).is_none()
         && !enrolled.iter().any(others)

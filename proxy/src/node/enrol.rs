@@ -207,7 +207,7 @@ impl Enrolment {
     }
 
     /// What has to be done about a pod that should be enrolled.
-    fn change(&mut self, workload: &Workload, cgroups: &PodCgroups<'_>) -> Change {
+    fn change(&mut self, workload: &Arc<Workload>, cgroups: &PodCgroups<'_>) -> Change {
         let Some(pod) = self.enrolled.get_mut(&workload.uid) else {
             return Change::Anew;
         };
@@ -232,14 +232,12 @@ impl Enrolment {
         }
         match change(pod, workload) {
             // Those that it has are looked at as long as the mesh does not know them.
-            Change::None if pod.found.is_some() && workload.addresses.is_empty() => {
-                let inside = local.netns().addresses().unwrap_or_default();
-                match inside.iter().all(|address| pod.addresses.contains(address)) {
-                    true => Change::None,
-                    false => Change::Addresses,
-                }
-            }
-            change => change,
+            Change::None if pod.found.is_none() || !workload.addresses.is_empty() => Change::None,
+            Change::None | Change::Addresses => match local.netns().addresses() {
+                Ok(inside) if with_addresses(workload, &inside).addresses != pod.addresses => Change::Addresses,
+                _ => Change::None,
+            },
+            Change::Anew => Change::Anew,
         }
     }
 

@@ -14,7 +14,7 @@ use crate::world::shared;
 
 const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/chart/adit");
 /// How long what is to come may take, on a machine that is busy.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 /// The namespace of the pods that tests share.
 pub(crate) const SHOP: &str = "shop";
 
@@ -136,10 +136,16 @@ pub(crate) fn agent(cluster: &Cluster, node: u8) -> String {
     here.unwrap()["metadata"]["name"].as_str().unwrap().to_owned()
 }
 
-/// What a node's agent has said so far.
+/// What a node's agent has said of late.
 pub(crate) fn agent_log(cluster: &Cluster, node: u8) -> String {
     cluster
-        .kubectl(["logs", "--namespace", "adit-system", &agent(cluster, node)])
+        .kubectl([
+            "logs",
+            "--namespace",
+            "adit-system",
+            "--since=3m",
+            &agent(cluster, node),
+        ])
         .unwrap()
 }
 
@@ -208,7 +214,7 @@ pub(crate) fn assert_all_ok(calls: &Calls) {
     assert!(calls.failed == 0 && calls.ok > 0, "{calls:?}");
 }
 
-/// Only those that the mesh knows may speak to pods of a namespace; or, with a name, nobody.
+/// Only who is in the mesh may speak to the pods of a namespace.
 pub(crate) fn strict(namespace: &str) -> Value {
     json!({
         "apiVersion": "security.istio.io/v1",
