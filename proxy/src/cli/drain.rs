@@ -28,10 +28,18 @@ pub(super) struct Drain<'a> {
 }
 
 impl Drain<'_> {
-    /// After a signal: nothing new is taken from now on, by nobody. A second signal ends it.
-    pub(super) async fn after_stop(self, stop: &mut StopSignals, wishes: &mut mpsc::Receiver<Wish>, admin: &AdminPage) {
+    /// After a signal: nothing new is taken from now on, by nobody. A second signal ends it. `let_go` lets go what only one
+    /// process may hold, once there is a successor after all.
+    pub(super) async fn after_stop(
+        self,
+        stop: &mut StopSignals,
+        wishes: &mut mpsc::Receiver<Wish>,
+        admin: &AdminPage,
+        let_go: impl Future<Output = ()>,
+    ) {
         tracing::info!("draining for at most {} ms", self.deadline.as_millis());
         self.started.send_replace(true);
+        let mut let_go = Some(let_go);
         let successors = async {
             while let Some(wish) = wishes.recv().await {
                 match wish {
@@ -40,6 +48,9 @@ impl Drain<'_> {
                     Wish::Drain(done) => {
                         tracing::info!("a successor has taken over");
                         admin.close();
+                        if let Some(let_go) = let_go.take() {
+                            let_go.await;
+                        }
                         let _ = done.send(());
                     }
                 }

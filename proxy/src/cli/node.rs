@@ -290,17 +290,21 @@ pub async fn run(mut settings: NodeSettings) -> anyhow::Result<()> {
         deadline: settings.drain_deadline,
         telemetry: &telemetry,
     };
+    // A successor reads these from then on, and tells how pods stand.
+    let let_go = async move {
+        reading.abort();
+        reporting.abort();
+        if let Some(kubelet) = kubelet {
+            kubelet.abort();
+        }
+        // A thread that has panicked has ended too.
+        let _ = spawn_blocking(move || births.stop()).await;
+    };
     match superseded {
-        None => workers_drain.after_stop(&mut stop, &mut wishes, &admin).await,
+        None => workers_drain.after_stop(&mut stop, &mut wishes, &admin, let_go).await,
         Some(leave) => {
             admin.close();
-            // The successor reads them from now on, and tells how pods stand.
-            reading.abort();
-            reporting.abort();
-            if let Some(kubelet) = kubelet {
-                kubelet.abort();
-            }
-            spawn_blocking(move || births.stop()).await?;
+            let_go.await;
             // The successor waits for this word, and for the address.
             let _ = leave.send(());
             workers_drain.after_handover(&mut stop, &mut keeper).await;

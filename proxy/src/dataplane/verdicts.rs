@@ -426,11 +426,7 @@ pub(super) fn wanted(mesh: &Mesh, enrolled: &[Enrolled<'_>]) -> (Told, Lists) {
                 slot: pod.slot,
                 verdict: verdict as u32,
             };
-            // An address that is another's by now is not let through to this pod.
-            let owns = mesh
-                .workload_by_addr(*ip)
-                .is_some_and(|owner| owner.uid == pod.workload.uid);
-            if owns {
+            if owns(mesh, pod, enrolled, *ip) {
                 wanted.destinations.insert((*ip).into(), destination);
             }
         }
@@ -439,6 +435,22 @@ pub(super) fn wanted(mesh: &Mesh, enrolled: &[Enrolled<'_>]) -> (Told, Lists) {
         }
     }
     (wanted, services.lists)
+}
+
+/// Whether an address is the pod's: an address that is another's by now is not let through to this pod. One that was found
+/// in its network namespace is its own before the mesh knows what addresses it has, if nobody else has it: its first
+/// instruction may connect to a pod of this node, and is no stranger there.
+fn owns(mesh: &Mesh, pod: &Enrolled<'_>, enrolled: &[Enrolled<'_>], ip: IpAddr) -> bool {
+    if let Some(owner) = mesh.workload_by_addr(ip) {
+        return owner.uid == pod.workload.uid;
+    }
+    let is_known = |address: &IpAddr| address.is_ipv4() == ip.is_ipv4() && pod.workload.addresses.contains(address);
+    let others = |other: &Enrolled<'_>| other.netns != pod.netns && other.workload.addresses.contains(&ip);
+    let listed = mesh.workload_by_uid(&pod.workload.uid);
+    listed.is_some_and(|workload| !workload.addresses.iter().any(is_known))
+        && mesh.cluster_ranges().iter().any(|range| range.contains(&ip))
+        && mesh.service_by_addr(ip).is_none()
+        && !enrolled.iter().any(others)
 }
 
 /// What holds of an address by the workload that has it, if that is not one of the enrolled pods.

@@ -35,18 +35,22 @@ fn covers(enrolled: &[IpAddr], mesh: &[IpAddr]) -> bool {
     agrees(true) && agrees(false) && mesh.iter().all(|address| enrolled.contains(address))
 }
 
-/// The workload with the addresses that its namespace has besides.
+/// The workload with the addresses that its namespace has: those that the mesh says go first. What the mesh says besides
+/// was true of a namespace that it had before.
 pub(super) fn with_addresses(workload: &Arc<Workload>, inside: &[IpAddr]) -> Arc<Workload> {
-    let more: Vec<IpAddr> = inside
+    let (known, new): (Vec<IpAddr>, Vec<IpAddr>) =
+        inside.iter().partition(|&address| workload.addresses.contains(address));
+    let known = workload
+        .addresses
         .iter()
         .copied()
-        .filter(|address| !workload.addresses.contains(address))
-        .collect();
-    if more.is_empty() {
+        .filter(|address| known.contains(address));
+    let addresses: Vec<IpAddr> = known.chain(new).collect();
+    if addresses == workload.addresses {
         return Arc::clone(workload);
     }
     let mut workload = Workload::clone(workload);
-    workload.addresses.extend(more);
+    workload.addresses = addresses;
     Arc::new(workload)
 }
 
@@ -116,5 +120,9 @@ mod tests {
         let merged = with_addresses(&workload, &ips(&["10.0.0.9", "10.0.0.1", "fd00::1"]));
         assert_eq!(merged.addresses, ips(&["10.0.0.1", "10.0.0.9", "fd00::1"]));
         assert!(Arc::ptr_eq(&with_addresses(&workload, &ips(&["10.0.0.1"])), &workload));
+        for inside in [&[][..], &["10.0.0.2"], &["10.0.0.2", "fd00::1"]] {
+            // It had the mesh's in its last sandbox.
+            assert_eq!(with_addresses(&workload, &ips(inside)).addresses, ips(inside));
+        }
     }
 }

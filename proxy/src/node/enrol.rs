@@ -1,5 +1,6 @@
 //! Enrolment: which pods of this node are steered follows from the mesh.
 
+use std::cell::OnceCell;
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::os::fd::AsFd as _;
@@ -164,7 +165,11 @@ impl Enrolment {
         for uid in gone.iter().filter(|uid| !self.enrolled.contains_key(*uid)) {
             self.server.removed(uid);
         }
-        let swept = self.steering.sweep_adopted(self.unseen.is_empty());
+        let left = OnceCell::new();
+        let swept = self.steering.sweep_adopted(|cookie| {
+            let left = left.get_or_init(|| self.outside(mesh, &cgroups));
+            self.unseen.is_empty() && left.as_ref().is_none_or(|left| left.contains(&cookie))
+        });
         if swept > 0 {
             tracing::info!("let go {swept} pods that had left while no proxy ran");
         }
@@ -176,6 +181,17 @@ impl Enrolment {
             }
         }
         self.again(&wanted)
+    }
+
+    /// The namespaces of this node's pods that are listed and not in the mesh. None where all are that it does not list.
+    fn outside(&self, mesh: &Mesh, cgroups: &PodCgroups<'_>) -> Option<HashSet<u64>> {
+        let cookie = |workload: &Arc<Workload>| {
+            let found = cgroups.netns(workload.cgroup_uid())?;
+            let netns = Netns::open(&found.path).ok()?;
+            (netns.inode() == found.inode).then(|| netns.cookie())
+        };
+        let outside = || mesh.local_workloads(&self.node).filter(|workload| !is_wanted(workload));
+        (mesh.unlisted() == Unlisted::Awaited).then(|| outside().filter_map(cookie).collect())
     }
 
     /// When pods are to be looked at again.
@@ -191,7 +207,7 @@ impl Enrolment {
     }
 
     /// What has to be done about a pod that should be enrolled.
-    fn change(&mut self, workload: &Workload, cgroups: &PodCgroups<'_>) -> Change {
+    fn change(&mut self, workload: &Arc<Workload>, cgroups: &PodCgroups<'_>) -> Change {
         let Some(pod) = self.enrolled.get_mut(&workload.uid) else {
             return Change::Anew;
         };
@@ -216,14 +232,12 @@ impl Enrolment {
         }
         match change(pod, workload) {
             // Those that it has are looked at as long as the mesh does not know them.
-            Change::None if pod.found.is_some() && workload.addresses.is_empty() => {
-                let inside = local.netns().addresses().unwrap_or_default();
-                match inside.iter().all(|address| pod.addresses.contains(address)) {
-                    true => Change::None,
-                    false => Change::Addresses,
-                }
-            }
-            change => change,
+            Change::None if pod.found.is_none() || !workload.addresses.is_empty() => Change::None,
+            Change::None | Change::Addresses => match local.netns().addresses() {
+                Ok(inside) if with_addresses(workload, &inside).addresses != pod.addresses => Change::Addresses,
+                _ => Change::None,
+            },
+            Change::Anew => Change::Anew,
         }
     }
 

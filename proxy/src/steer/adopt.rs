@@ -60,23 +60,24 @@ impl HeldPods {
 
 impl Steering {
     /// Lets go the pods that a process before this one has enrolled and that this one has not claimed: those whose
-    /// namespace is gone and, with `all`, which is for when each pod that the mesh wants has been seen, the others.
-    /// Returns how many.
-    pub fn sweep_adopted(&self, all: bool) -> usize {
+    /// namespace is gone, and those that have left the mesh, as `has_left` tells by the namespace's cookie. The others
+    /// stay captured, and are refused. Returns how many were let go.
+    pub fn sweep_adopted(&self, has_left: impl Fn(u64) -> bool) -> usize {
         let mut pods = self.held_pods();
         let is_gone = |pod: &HeldPod| {
             let link = pod.lookup.as_ref();
             link.is_some_and(|link| sys::link_info(link.as_fd()).is_ok_and(|info| info.netns == 0))
         };
-        let unclaimed: Vec<u64> = pods
+        let unclaimed: Vec<(u64, bool)> = pods
             .by_cookie
             .iter()
-            .filter(|(_, pod)| !pod.claimed && (all || is_gone(pod)))
-            .map(|(cookie, _)| *cookie)
+            .filter(|(_, pod)| !pod.claimed)
+            .map(|(cookie, pod)| (*cookie, is_gone(pod)))
+            .filter(|(cookie, is_gone)| *is_gone || has_left(*cookie))
             .collect();
-        for cookie in &unclaimed {
-            // They have left the mesh: from now on they connect as any pod outside it.
-            if all && let Err(error) = self.namespaces().add_other(*cookie) {
+        for (cookie, is_gone) in &unclaimed {
+            // From now on they connect as any pod outside the mesh.
+            if !is_gone && let Err(error) = self.namespaces().add_other(*cookie) {
                 tracing::warn!("{error}; until it is looked at again, its connects are those of a pod that starts");
             }
             self.release_held(&mut pods, *cookie);

@@ -218,7 +218,7 @@ fn a_pod_whose_sandbox_is_made_anew_is_captured_in_its_new_network_namespace() {
         .to_owned();
     let find = format!(
         "for procs in $(find /sys/fs/cgroup/unified/kubepods -path '*pod{uid}*' -name cgroup.procs); do \
-         for pid in $(cat $procs); do [ $(cat /proc/$pid/comm) = pause ] && kill -9 $pid; done; done; true"
+         for pid in $(cat $procs); do tr '\\0' ' ' < /proc/$pid/cmdline | grep -q pause && kill -9 $pid; done; done; true"
     );
     cluster.node(1).run(["sh", "-c", &find]).unwrap();
     let restarted = |pod: &Value| {

@@ -85,6 +85,20 @@ impl Callers {
     }
 }
 
+impl Drop for Callers {
+    fn drop(&mut self) {
+        let gone = [
+            self.cluster
+                .kubectl(["delete", "namespace", "--wait=false", self.namespace]),
+            self.cluster
+                .kubectl(["delete", "peerauthentication", "--namespace", SHOP, "strict"]),
+        ];
+        for error in gone.into_iter().filter_map(Result::err) {
+            eprintln!("{error:#}");
+        }
+    }
+}
+
 const ALL: [&str; 4] = ["new-near", "open-near", "new-far", "open-far"];
 
 #[test]
@@ -163,13 +177,7 @@ fn a_kubelet_and_a_containerd_that_are_started_anew_disturb_nobody_and_new_pods_
             .create(&pod.clone().container("readinessProbe", probe.clone()))
             .is_ok()
     });
-    let nothing = serde_json::json!({
-        "apiVersion": "security.istio.io/v1",
-        "kind": "PeerAuthentication",
-        "metadata": {"name": "strict", "namespace": "restarted"},
-        "spec": {"mtls": {"mode": "STRICT"}},
-    });
-    cluster.apply_json(&nothing).unwrap();
+    cluster.apply_json(&strict("restarted")).unwrap();
     cluster.await_ready("restarted", "pod/after").unwrap();
     await_captured(cluster, "restarted", "after", true);
     callers.assert_undisturbed(&ALL, 50);

@@ -14,7 +14,7 @@ use crate::world::shared;
 
 pub(crate) const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/chart/adit");
 /// How long what is to come may take, on a machine that is busy.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 /// The namespace of the pods that tests share.
 pub(crate) const SHOP: &str = "shop";
 
@@ -138,10 +138,16 @@ pub(crate) fn agent(cluster: &Cluster, node: u8) -> String {
     here.unwrap()["metadata"]["name"].as_str().unwrap().to_owned()
 }
 
-/// What a node's agent has said so far.
+/// What a node's agent has said of late.
 pub(crate) fn agent_log(cluster: &Cluster, node: u8) -> String {
     cluster
-        .kubectl(["logs", "--namespace", "adit-system", &agent(cluster, node)])
+        .kubectl([
+            "logs",
+            "--namespace",
+            "adit-system",
+            "--since=3m",
+            &agent(cluster, node),
+        ])
         .unwrap()
 }
 
