@@ -33,7 +33,11 @@ pub fn pod_listeners(pods_cgroup: &Path, host: u64, ports: &[u16]) -> Vec<PodLis
         }
     }
     let wanted: HashSet<u64> = found.iter().map(|(_, _, socket)| *socket).collect();
-    let owners = if wanted.is_empty() { HashMap::new() } else { owners(&wanted) };
+    let owners = if wanted.is_empty() {
+        HashMap::new()
+    } else {
+        owners(&wanted)
+    };
     let listener = |(pod, port, socket)| PodListener {
         pod,
         port,
@@ -53,7 +57,10 @@ fn one_process_each(pods_cgroup: &Path, host: u64) -> Vec<(String, u32)> {
 /// The uid of the pod of a process, or what its cgroup is called.
 fn pod_name(pods_cgroup: &Path, pid: u32) -> String {
     let own = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-    let path = own.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or_default();
+    let path = own
+        .lines()
+        .find_map(|line| line.strip_prefix("0::"))
+        .unwrap_or_default();
     // The same path, from where the pods' cgroup begins.
     let root = pods_cgroup.file_name().unwrap_or_default().to_string_lossy();
     let below = path.split_once(&format!("/{root}/")).map_or(path, |(_, below)| below);

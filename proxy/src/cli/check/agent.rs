@@ -96,12 +96,20 @@ pub(super) fn pods(facts: &AgentFacts) -> Vec<Finding> {
         Err(_) if facts.ready.is_err() => return Vec::new(),
         Err(error) => {
             let advice = "an agent of another version? Use the `adit` of its own image";
-            return vec![Finding::warning("pods", format!("the agent does not tell: {error}"), advice)];
+            return vec![Finding::warning(
+                "pods",
+                format!("the agent does not tell: {error}"),
+                advice,
+            )];
         }
     };
     let (outside, listed): (Vec<_>, Vec<_>) = pods.iter().partition(|pod| pod.capture == "outside");
     let captured = listed.iter().filter(|pod| pod.capture == "captured").count();
-    let summary = format!("{captured} of {} in the mesh are captured; {} are not in it", listed.len(), outside.len());
+    let summary = format!(
+        "{captured} of {} in the mesh are captured; {} are not in it",
+        listed.len(),
+        outside.len()
+    );
     let summary = Finding::ok("pods", summary);
     let each = listed.into_iter().map(pod);
     std::iter::once(summary).chain(each).collect()
@@ -127,13 +135,21 @@ fn pod(pod: &Pod) -> Finding {
             "has no process or no address yet".to_owned(),
             "kubectl describe it: what keeps it from starting?",
         ),
-        "barred" => (Level::Warning, reason.to_owned(), "see docs/install.md on pods that are never enrolled"),
+        "barred" => (
+            Level::Warning,
+            reason.to_owned(),
+            "see docs/install.md on pods that are never enrolled",
+        ),
         "failed" => (
             Level::Failed,
             reason.to_owned(),
             "it connects to nobody until this is put right; the agent tries again by itself",
         ),
-        other => (Level::Warning, format!("is {other}"), "an agent of another version? Use its own `adit`"),
+        other => (
+            Level::Warning,
+            format!("is {other}"),
+            "an agent of another version? Use its own `adit`",
+        ),
     };
     Finding::bad(level, name, format!("{what} (uid {uid})"), advice)
 }
@@ -180,7 +196,10 @@ mod tests {
             ..facts(Ok(Ok(())), true)
         });
         assert_eq!(found[0].what, "1 of 4 in the mesh are captured; 1 are not in it");
-        let levels: Vec<_> = found[1..].iter().map(|finding| (finding.name.as_str(), finding.level)).collect();
+        let levels: Vec<_> = found[1..]
+            .iter()
+            .map(|finding| (finding.name.as_str(), finding.level))
+            .collect();
         assert_eq!(
             levels,
             [

@@ -1,7 +1,7 @@
 //! What is found of the certificate authority, by really asking it for a certificate.
 
 use super::finding::Finding;
-use crate::identity::{Certificate, CaClient, CaSettings, IssueError, Issuer as _, SpiffeId, TrustDomain};
+use crate::identity::{CaClient, CaSettings, Certificate, IssueError, Issuer as _, SpiffeId, TrustDomain};
 
 /// Namespace and account of an identity that nobody has.
 const NOBODY: &str = "adit-check";
@@ -55,9 +55,10 @@ pub(super) fn authority(facts: Option<&Result<AuthorityFacts, String>>) -> Findi
             format!("{address} takes our token, and grants an identity that no pod has"),
             "see to it that it grants a node the identities of its own pods only",
         ),
-        (Err(IssueError::PermissionDenied { reason, .. } | IssueError::Rejected { reason, .. }), None) => {
-            Finding::ok(NAME, format!("{address} takes our token; for nobody's identity it says: {reason}"))
-        }
+        (Err(IssueError::PermissionDenied { reason, .. } | IssueError::Rejected { reason, .. }), None) => Finding::ok(
+            NAME,
+            format!("{address} takes our token; for nobody's identity it says: {reason}"),
+        ),
         (Err(error), _) => Finding::failed(NAME, error.to_string(), advice(error)),
     }
 }

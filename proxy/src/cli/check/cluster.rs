@@ -36,7 +36,12 @@ const fn needed(group: &'static str, resource: &'static str, verb: &'static str)
     }
 }
 
-const fn telling(group: &'static str, resource: &'static str, subresource: &'static str, verb: &'static str) -> Permission {
+const fn telling(
+    group: &'static str,
+    resource: &'static str,
+    subresource: &'static str,
+    verb: &'static str,
+) -> Permission {
     Permission {
         group,
         resource,
@@ -188,7 +193,8 @@ fn permissions(allowed: &[(Permission, Result<bool, String>)]) -> Finding {
         Level::Warning
     };
     let names: Vec<_> = missing.iter().map(|(permission, _)| permission.to_string()).collect();
-    let advice = "bind the ClusterRole adit-node of the chart to this service account; docs/rbac.md says what each is for";
+    let advice =
+        "bind the ClusterRole adit-node of the chart to this service account; docs/rbac.md says what each is for";
     Finding::bad(level, NAME, format!("may not {}", names.join(", ")), advice)
 }
 
@@ -222,7 +228,11 @@ mod tests {
                 &[Level::Ok, Level::Failed],
                 "may not watch nodes, create events.events.k8s.io",
             ),
-            (facts(Err("forbidden".to_owned()), &[]), &[Level::Failed, Level::Ok], "all"),
+            (
+                facts(Err("forbidden".to_owned()), &[]),
+                &[Level::Failed, Level::Ok],
+                "all",
+            ),
             (Err("no kubeconfig".to_owned()), &[Level::Failed], "no kubeconfig"),
         ] {
             let found = cluster(&facts);
@@ -237,7 +247,10 @@ mod tests {
         const ROLE: &str = include_str!("../../../../deploy/chart/adit/templates/node-rbac.yaml");
         let list = |line: &str| -> Vec<String> {
             let inner = line.split_once('[').unwrap().1.split_once(']').unwrap().0;
-            inner.split(',').map(|item| item.trim().trim_matches('"').to_owned()).collect()
+            inner
+                .split(',')
+                .map(|item| item.trim().trim_matches('"').to_owned())
+                .collect()
         };
         let (mut groups, mut resources, mut granted) = (Vec::new(), Vec::new(), Vec::new());
         for line in ROLE.lines().map(str::trim) {
@@ -246,7 +259,10 @@ mod tests {
             } else if line.starts_with("resources:") {
                 resources = list(line);
             } else if line.starts_with("verbs:") {
-                for (group, resource) in groups.iter().flat_map(|group| resources.iter().map(move |r| (group, r))) {
+                for (group, resource) in groups
+                    .iter()
+                    .flat_map(|group| resources.iter().map(move |r| (group, r)))
+                {
                     granted.extend(list(line).into_iter().map(|verb| format!("{verb} {resource} {group}")));
                 }
             }
@@ -254,7 +270,10 @@ mod tests {
         let mut asked = PERMISSIONS.map(|permission| {
             let subresource = permission.subresource;
             let slash = if subresource.is_empty() { "" } else { "/" };
-            format!("{} {}{slash}{subresource} {}", permission.verb, permission.resource, permission.group)
+            format!(
+                "{} {}{slash}{subresource} {}",
+                permission.verb, permission.resource, permission.group
+            )
         });
         asked.sort_unstable();
         granted.sort_unstable();

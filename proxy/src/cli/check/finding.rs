@@ -86,7 +86,12 @@ pub(super) fn as_text(findings: &[Finding]) -> String {
     let mut text = String::new();
     for finding in findings {
         let level = finding.level.word();
-        let _ = writeln!(text, "{level:<7}  {:<width$}  {}", finding.name, on_one_line(&finding.what));
+        let _ = writeln!(
+            text,
+            "{level:<7}  {:<width$}  {}",
+            finding.name,
+            on_one_line(&finding.what)
+        );
         if let Some(advice) = &finding.advice {
             let _ = writeln!(text, "{:<7}  {:<width$}  -> {}", "", "", on_one_line(advice));
         }

@@ -77,7 +77,11 @@ pub(super) fn cni() -> Option<CniFacts> {
         .find_map(|folder| Some((PathBuf::from(folder), fs::read_dir(folder).ok()?)))?;
     let mut files: Vec<(String, String)> = entries
         .flatten()
-        .filter(|entry| entry.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.len() <= MOST_BYTES))
+        .filter(|entry| {
+            entry
+                .metadata()
+                .is_ok_and(|metadata| metadata.is_file() && metadata.len() <= MOST_BYTES)
+        })
         .map(|entry| {
             let name = entry.file_name().to_string_lossy().into_owned();
             (name, fs::read_to_string(entry.path()).unwrap_or_default())

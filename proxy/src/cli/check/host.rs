@@ -60,9 +60,8 @@ pub(super) fn capabilities(effective: Option<u64>) -> Finding {
     let Some(effective) = effective else {
         return Finding::failed("capabilities", "/proc/self/status does not tell them", "mount /proc");
     };
-    let has = |number: u32| {
-        effective >> number & 1 == 1 || (number == DAC_READ_SEARCH && effective >> DAC_OVERRIDE & 1 == 1)
-    };
+    let has =
+        |number: u32| effective >> number & 1 == 1 || (number == DAC_READ_SEARCH && effective >> DAC_OVERRIDE & 1 == 1);
     let missing: Vec<_> = CAPABILITIES.iter().filter(|(number, ..)| !has(*number)).collect();
     if missing.is_empty() {
         let names = CAPABILITIES.map(|(_, name, _)| name);
@@ -165,7 +164,12 @@ mod tests {
             ("6.1.0", Ok(vec![]), Level::Ok, "6.1.0"),
             ("5.15.0", Ok(vec![]), Level::Warning, "older than 6.1"),
             ("7.0", Ok(vec![]), Level::Ok, "7.0"),
-            ("4.18.0", Ok(vec!["ring buffers", "hash maps"]), Level::Failed, "lacks ring buffers, hash maps"),
+            (
+                "4.18.0",
+                Ok(vec!["ring buffers", "hash maps"]),
+                Level::Failed,
+                "lacks ring buffers, hash maps",
+            ),
             ("6.8.0", Err("EPERM".to_owned()), Level::Failed, "EPERM"),
         ] {
             let finding = kernel(&KernelFacts {
@@ -181,12 +185,20 @@ mod tests {
     fn each_capability_that_is_missing_is_named() {
         let all = 1 << 12 | 1 << 21 | 1 << 19 | 1 << 2;
         for (effective, level, part) in [
-            (Some(all), Level::Ok, "NET_ADMIN, SYS_ADMIN, SYS_PTRACE, DAC_READ_SEARCH"),
+            (
+                Some(all),
+                Level::Ok,
+                "NET_ADMIN, SYS_ADMIN, SYS_PTRACE, DAC_READ_SEARCH",
+            ),
             (Some(u64::MAX), Level::Ok, "NET_ADMIN"),
             (Some(all & !(1 << 2) | 1 << 1), Level::Ok, "DAC_READ_SEARCH"),
             (Some(all & !(1 << 2)), Level::Failed, "DAC_READ_SEARCH missing"),
             (Some(all & !(1 << 19)), Level::Failed, "SYS_PTRACE missing"),
-            (Some(0), Level::Failed, "NET_ADMIN, SYS_ADMIN, SYS_PTRACE, DAC_READ_SEARCH missing"),
+            (
+                Some(0),
+                Level::Failed,
+                "NET_ADMIN, SYS_ADMIN, SYS_PTRACE, DAC_READ_SEARCH missing",
+            ),
             (None, Level::Failed, "/proc"),
         ] {
             let finding = capabilities(effective);
@@ -201,10 +213,22 @@ mod tests {
     fn cgroups_fail_where_none_is_mounted_or_the_pods_is_not_found() {
         let ok = |path: &str| Ok(PathBuf::from(path));
         for (mount, pods, is_given, level, part) in [
-            (ok("/c"), ok("/c/kubepods"), false, Level::Ok, "the pods' at /c/kubepods (found)"),
+            (
+                ok("/c"),
+                ok("/c/kubepods"),
+                false,
+                Level::Ok,
+                "the pods' at /c/kubepods (found)",
+            ),
             (ok("/c"), ok("/c/mine"), true, Level::Ok, "(given)"),
             (ok("/c"), Err("neither".to_owned()), false, Level::Failed, "neither"),
-            (Err("no cgroup v2".to_owned()), ok("/c"), true, Level::Failed, "no cgroup v2"),
+            (
+                Err("no cgroup v2".to_owned()),
+                ok("/c"),
+                true,
+                Level::Failed,
+                "no cgroup v2",
+            ),
         ] {
             let finding = cgroups(&CgroupFacts { mount, pods, is_given });
             assert_eq!(finding.level, level);
@@ -231,6 +255,9 @@ mod tests {
     #[test]
     fn the_chain_of_cgroups_begins_at_the_mount() {
         let chain = chain(Path::new("/sys/fs/cgroup"), Path::new("/sys/fs/cgroup/a/b"));
-        assert_eq!(chain, ["/sys/fs/cgroup", "/sys/fs/cgroup/a", "/sys/fs/cgroup/a/b"].map(PathBuf::from));
+        assert_eq!(
+            chain,
+            ["/sys/fs/cgroup", "/sys/fs/cgroup/a", "/sys/fs/cgroup/a/b"].map(PathBuf::from)
+        );
     }
 }

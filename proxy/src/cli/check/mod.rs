@@ -198,7 +198,10 @@ mod tests {
                 "--access-log=off",
             ],
         ] {
-            assert!(matches!(parse(command_line(args)), Ok(Invocation::Check(_))), "{args:?}");
+            assert!(
+                matches!(parse(command_line(args)), Ok(Invocation::Check(_))),
+                "{args:?}"
+            );
         }
         assert!(parse(command_line(&["adit", "check", "--nonsense"])).is_err());
     }

@@ -22,8 +22,14 @@ const KNOWN: [(&str, &str); 5] = [
         "Calico's connect-time load-balancer: set bpfConnectTimeLoadBalancing: Disabled in its FelixConfiguration",
     ),
     ("mb_sock", "Merbridge's: remove it, one mesh steers a pod at a time"),
-    ("cgroup_connect", "Kmesh's: remove it, or take its pods out of one of both meshes"),
-    ("sock4_connect", "a socket load-balancer's: take the pods out of its reach"),
+    (
+        "cgroup_connect",
+        "Kmesh's: remove it, or take its pods out of one of both meshes",
+    ),
+    (
+        "sock4_connect",
+        "a socket load-balancer's: take the pods out of its reach",
+    ),
 ];
 
 /// What CNI configurations are looked for, and whose they are.
@@ -58,7 +64,11 @@ pub(super) fn programs(cgroups: &[CgroupPrograms]) -> Vec<Finding> {
             }
         };
         for program in programs.iter().filter(|program| !program.is_ours()) {
-            let name = if program.name.is_empty() { "(no name)" } else { &program.name };
+            let name = if program.name.is_empty() {
+                "(no name)"
+            } else {
+                &program.name
+            };
             let known = KNOWN.iter().find(|(start, _)| program.name.starts_with(start));
             let advice = known.map_or_else(
                 || {
@@ -90,11 +100,20 @@ pub(super) fn listeners(listeners: &[PodListener]) -> Vec<Finding> {
         if process == Some(OURS) {
             continue;
         }
-        let whose = process.map_or_else(|| "a process that cannot be seen".to_owned(), |name| format!("`{name}`"));
+        let whose = process.map_or_else(
+            || "a process that cannot be seen".to_owned(),
+            |name| format!("`{name}`"),
+        );
         let advice = match process {
-            Some("envoy" | "pilot-agent") => "a sidecar carries this pod: remove its injection, or keep the pod out of Adit's mesh",
-            Some("ztunnel") => "Istio's ambient mode carries this pod: take it out of there (istio.io/dataplane-mode) first",
-            _ => "if it is another mesh's proxy, let one of both carry this pod; a server of the application does no harm",
+            Some("envoy" | "pilot-agent") => {
+                "a sidecar carries this pod: remove its injection, or keep the pod out of Adit's mesh"
+            }
+            Some("ztunnel") => {
+                "Istio's ambient mode carries this pod: take it out of there (istio.io/dataplane-mode) first"
+            }
+            _ => {
+                "if it is another mesh's proxy, let one of both carry this pod; a server of the application does no harm"
+            }
         };
         let finding = Finding::warning(NAME, format!("{whose} listens at port {port} in pod {pod}"), advice);
         // At two addresses it is the same.
@@ -136,7 +155,10 @@ pub(super) fn cni(facts: Option<&CniFacts>) -> Vec<Finding> {
         }
     }
     if findings.is_empty() {
-        findings.push(Finding::ok(NAME, format!("none of another mesh in {}", folder.display())));
+        findings.push(Finding::ok(
+            NAME,
+            format!("none of another mesh in {}", folder.display()),
+        ));
     }
     findings
 }
@@ -163,14 +185,20 @@ mod tests {
 
     #[test]
     fn programs_of_others_are_named_with_id_hook_and_cgroup() {
-        let quiet = programs(&[at("/c", Ok(vec![])), at("/c/pods", Ok(vec![program(1, "adit_connect4")]))]);
+        let quiet = programs(&[
+            at("/c", Ok(vec![])),
+            at("/c/pods", Ok(vec![program(1, "adit_connect4")])),
+        ]);
         assert_eq!((quiet.len(), quiet[0].level), (1, Level::Ok));
         let found = programs(&[
             at("/c", Ok(vec![program(7, "cil_sock4_conne")])),
             at("/c/pods", Ok(vec![program(1, "adit_connect4"), program(8, "")])),
             at("/c/x", Err("EPERM".to_owned())),
         ]);
-        let lines: Vec<_> = found.iter().map(|finding| (finding.level, finding.what.as_str())).collect();
+        let lines: Vec<_> = found
+            .iter()
+            .map(|finding| (finding.level, finding.what.as_str()))
+            .collect();
         assert_eq!(
             lines,
             [
@@ -213,7 +241,11 @@ mod tests {
         };
         for (file, content, level) in [
             ("10-bridge.conflist", "{\"plugins\":[{\"type\":\"bridge\"}]}", Level::Ok),
-            ("10-bridge.conflist", "{\"plugins\":[{\"type\":\"istio-cni\"}]}", Level::Warning),
+            (
+                "10-bridge.conflist",
+                "{\"plugins\":[{\"type\":\"istio-cni\"}]}",
+                Level::Warning,
+            ),
             ("YYY-istio-cni.conf", "", Level::Warning),
         ] {
             assert_eq!(cni(Some(&facts(file, content)))[0].level, level, "{file}");
