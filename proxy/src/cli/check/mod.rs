@@ -53,11 +53,12 @@ const SHOWN: [&str; 15] = [
     "help",
 ];
 
-/// What `adit node` must be told and a check can do without: the argument, its flag and its variable.
-const OPTIONAL: [(&str, &str, &str); 3] = [
-    ("node_name", "node-name", "ADIT_NODE_NAME"),
-    ("ca_address", "ca-address", "ADIT_CA_ADDRESS"),
-    ("ca_root", "ca-root", "ADIT_CA_ROOT"),
+/// What `adit node` must be told and a check can do without: the argument, its flag, its variable and its
+/// value.
+const OPTIONAL: [(&str, &str, &str, &str); 3] = [
+    ("node_name", "node-name", "ADIT_NODE_NAME", "NAME"),
+    ("ca_address", "ca-address", "ADIT_CA_ADDRESS", "URL"),
+    ("ca_root", "ca-root", "ADIT_CA_ROOT", "FILE"),
 ];
 
 /// `adit check`.
@@ -77,11 +78,12 @@ pub(super) fn adapt(command: Command) -> Command {
     command.mut_args(|arg| {
         let id = arg.get_id().as_str();
         match OPTIONAL.iter().find(|(optional, ..)| *optional == id) {
-            Some((optional, long, variable)) => {
+            Some((optional, long, variable, value)) => {
                 let help = arg.get_help().cloned().unwrap_or_default();
                 Arg::new(*optional)
                     .long(*long)
                     .env(*variable)
+                    .value_name(*value)
                     .help(help)
                     .action(ArgAction::Set)
                     .value_parser(arg.get_value_parser().clone())
