@@ -78,10 +78,10 @@ pub(super) fn is_conflict(error: &kube::Error) -> bool {
 }
 
 /// What runs as long as the authority does. Ends only when it must not go on.
-pub type Upkeep = Pin<Box<dyn Future<Output = ClusterError> + Send>>;
+pub(super) type Upkeep = Pin<Box<dyn Future<Output = ClusterError> + Send>>;
 
 /// Opens the authority of the cluster, waiting for the API server if need be, and publishes its root.
-pub async fn open(
+pub(super) async fn open(
     client: Client,
     settings: &ClusterSettings,
     trust_domain: &TrustDomain,

@@ -22,7 +22,7 @@ struct Page {
 }
 
 /// Serves readiness and metrics until the process ends.
-pub async fn serve_health(address: SocketAddr, readiness: Readiness, counts: &Counts) -> Result<(), AdminError> {
+pub(super) async fn serve_health(address: SocketAddr, readiness: Readiness, counts: &Counts) -> Result<(), AdminError> {
     let listener = AdminListener::bind_anywhere(address).await?;
     let router = router(readiness, counts);
     tokio::spawn(async move {

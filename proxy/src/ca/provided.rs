@@ -9,13 +9,13 @@ use x509_parser::prelude::X509Certificate;
 use super::signer::{self, Signer, x509};
 
 /// The keys of a Secret with an intermediate: certificate, private key, roots, and what is between.
-pub const CERTIFICATE: &str = "ca-cert.pem";
+pub(super) const CERTIFICATE: &str = "ca-cert.pem";
 /// See [`CERTIFICATE`].
-pub const KEY: &str = "ca-key.pem";
+pub(super) const KEY: &str = "ca-key.pem";
 /// See [`CERTIFICATE`].
-pub const ROOTS: &str = "root-cert.pem";
+pub(super) const ROOTS: &str = "root-cert.pem";
 /// See [`CERTIFICATE`]. May be missing where the root has signed the intermediate.
-pub const CHAIN: &str = "cert-chain.pem";
+pub(super) const CHAIN: &str = "cert-chain.pem";
 /// Intermediates in a row. Clients bound chains too.
 const MAX_ABOVE: usize = 6;
 

@@ -8,6 +8,8 @@ use super::node::StopSignals;
 use super::source::{Source, SourceArgs};
 use crate::ca;
 use crate::mesh::source::kubernetes::View;
+use crate::mesh::source::kubernetes::events::{Events, Reporter};
+use crate::mesh::source::kubernetes::policies::report_policies;
 
 /// `adit ca` and the command below it.
 #[derive(Debug, Clone, Args)]
@@ -49,6 +51,7 @@ async fn serve(mut source: SourceArgs, args: ca::CaArgs) -> anyhow::Result<()> {
         source.mesh_file.get_or_insert_with(|| mesh.clone());
     }
     let (trust_domain, cluster_domain) = (source.trust_domain.clone(), source.cluster_domain.clone());
+    let root_namespace = source.root_namespace.clone();
     let source = Source::open(&source.try_into()?, View::Authority).await?;
     let surroundings = ca::Surroundings {
         mesh: source.mesh(),
@@ -57,6 +60,20 @@ async fn serve(mut source: SourceArgs, args: ca::CaArgs) -> anyhow::Result<()> {
         cluster_domain,
         trust_domain,
     };
+    if let Some(client) = source.client() {
+        // The authority's, because a node's agent may change nothing but its own pods' condition, and there are many.
+        let reporter = Reporter {
+            controller: "mesh.adit/ca",
+            instance: host_name().into(),
+        };
+        let events = Events::start(client.clone(), reporter);
+        tokio::spawn(async move { report_policies(client, &root_namespace, events).await });
+    }
     tokio::spawn(source.watch());
     ca::run(args, surroundings, async move { stop.wait().await }).await
+}
+
+/// A pod's is its name.
+fn host_name() -> String {
+    nix::unistd::gethostname().map_or_else(|_| "adit-ca".to_owned(), |name| name.to_string_lossy().into_owned())
 }

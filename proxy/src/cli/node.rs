@@ -28,6 +28,7 @@ use crate::hbone::HboneSettings;
 use crate::identity::{CaClient, CaSettings, CertStore, IdentityLease, StoreSettings};
 use crate::mesh::source::StatusHandle;
 use crate::mesh::source::kubernetes::View;
+use crate::mesh::source::kubernetes::events::{Event, Events, Regarding, Reporter};
 use crate::mesh::{MeshHandle, Workload};
 use crate::node::{self, Births, CaptureTests, Enrolment, LocalPods, Outcomes, PodStatus, Report};
 use crate::steer::{
@@ -69,6 +70,13 @@ pub async fn run(mut settings: NodeSettings) -> anyhow::Result<()> {
     let source = Source::open(&settings.source, View::Node(settings.node_name.clone())).await?;
     let (mesh, source_status, synced) = (source.mesh(), source.status(), source.synced());
     let status = source.client().map(PodStatus::new);
+    let reporter = Reporter {
+        controller: "mesh.adit/node",
+        instance: settings.node_name.as_str().into(),
+    };
+    let events = source
+        .client()
+        .map_or_else(Events::silent, |client| Events::start(client, reporter));
     let certs = cert_store(&settings)?;
     let telemetry_settings = TelemetrySettings {
         access_log: settings.access_log,
@@ -228,8 +236,10 @@ pub async fn run(mut settings: NodeSettings) -> anyhow::Result<()> {
             });
         }
     }
-    let complain = |pod: &Workload, reason: &str, message: &str| {
+    let complain = move |pod: &Workload, reason: &'static str, message: &str| {
         tracing::info!("pod {}/{}: {reason}: {message}", pod.namespace, pod.name);
+        let regarding = Regarding::pod(&pod.namespace, &pod.name, &pod.uid);
+        events.emit(Event::warning(regarding, reason, "Enrol", message.to_owned()));
     };
     let report = Report::new(tests, settings.pods_cgroup.clone(), status, Box::new(complain));
     let reporting = tokio::spawn(report.showing(outcomes).follow(followed));

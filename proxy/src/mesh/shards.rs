@@ -150,9 +150,9 @@ mod tests {
             assert_eq!(map.iter().map(|(k, v)| (*k, *v)).collect::<HashMap<_, _>>(), expected);
             assert_eq!(before.iter().map(|(k, v)| (*k, *v)).collect::<HashMap<_, _>>(), known);
             let mut unrelated = Shards::default();
-            known
-                .iter()
-                .for_each(|(key, value)| drop(unrelated.insert(*key, *value)));
+            for (key, value) in &known {
+                unrelated.insert(*key, *value);
+            }
             for before in [&before, &unrelated] {
                 let differing: HashMap<u32, _> = map
                     .differing(before)

@@ -28,7 +28,7 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_
 pub type Standings = watch::Receiver<Arc<Vec<PodStanding>>>;
 
 /// Who is told what goes wrong with a pod: in a word, and in words.
-pub type Complain = Box<dyn Fn(&Workload, &str, &str) + Send + Sync>;
+pub type Complain = Box<dyn Fn(&Workload, &'static str, &str) + Send + Sync>;
 
 /// Tests pods and tells how they stand.
 pub struct Report {

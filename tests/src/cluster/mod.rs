@@ -12,6 +12,7 @@
 //! What a cluster has on the host is named `adit-PREFIX-cp`, `adit-PREFIX-n1` and so on: network namespaces and
 //! cgroups; its state is in `/var/lib/adit-cluster/PREFIX`. Clusters of different prefixes may be up side by side.
 
+mod adit;
 mod api;
 pub mod cli;
 mod hierarchy;
@@ -37,6 +38,7 @@ use anyhow::{Context, anyhow, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+pub use self::adit::{SYSTEM, chart, helm_words};
 pub use self::images::{BUSYBOX, TOOL, adit_name};
 pub use self::layout::{API_SERVER, Machine, NODES, POD_RANGES, Prefix, SERVICE_RANGES};
 pub use self::manifest::PodSpec;

@@ -1,18 +1,15 @@
 //! The whole story on a real Kubernetes cluster: from pods as they are, over the installation, to pods as they were.
 
-use std::path::PathBuf;
+use std::process::Stdio;
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use serde_json::{Value, json};
 
 use super::report::Report;
-use crate::cluster::{Cluster, PodSpec, adit_name, owned_prefix, residue};
+use crate::cluster::{Cluster, PodSpec, SYSTEM, helm_words, owned_prefix, residue};
 use crate::sys::check_interrupt;
 use crate::tool::Calls;
-
-/// Adit's own namespace.
-const SYSTEM: &str = "adit-system";
 
 /// The namespace that gets enrolled.
 const SHOP: &str = "shop";
@@ -31,6 +28,8 @@ const STEPS: &[(&str, Step)] = &[
     ("The namespace is labelled", enrol),
     ("Traffic from one node to the other", traffic),
     ("An AuthorizationPolicy", policy),
+    ("An upgrade under load", upgrade),
+    ("An agent is killed", kill),
     ("Adit is uninstalled", uninstall),
 ];
 
@@ -99,7 +98,8 @@ fn before(cluster: &Cluster, report: &mut Report) -> anyhow::Result<()> {
             .container("readinessProbe", probe),
     )?;
     cluster.apply_json(&pod("web").service(80, PORT))?;
-    for name in ["cart", "billing", "web"] {
+    cluster.create(&pod("neighbour").account("cart").node(2))?;
+    for name in ["cart", "billing", "web", "neighbour"] {
         cluster.await_ready(SHOP, &format!("pod/{name}"))?;
     }
     let columns = "custom-columns=NAME:.metadata.name,NODE:.spec.nodeName,ADDRESS:.status.podIP";
@@ -114,29 +114,8 @@ fn before(cluster: &Cluster, report: &mut Report) -> anyhow::Result<()> {
 }
 
 fn install(cluster: &Cluster, report: &mut Report) -> anyhow::Result<()> {
-    let chart = chart()?;
-    cluster.import_adit()?;
-    let name = adit_name();
-    let (repository, tag) = name.rsplit_once(':').context("an image's name without a tag")?;
-    let (repository, tag) = (format!("image.repository={repository}"), format!("image.tag={tag}"));
-    let chart = chart.display().to_string();
-    let words = [
-        "install",
-        "adit",
-        &chart,
-        "--namespace",
-        SYSTEM,
-        "--create-namespace",
-        "--wait",
-        "--timeout",
-        "2m",
-        "--set",
-        &repository,
-        "--set",
-        &tag,
-    ];
-    report.say(format!("helm {}", words.join(" ")));
-    cluster.helm(words)?;
+    report.say(format!("helm {}", helm_words("install", &[])?.join(" ")));
+    cluster.install_adit(&[])?;
     let set = cluster.get(["daemonset", "--namespace", SYSTEM, "adit-node"])?;
     let ready = set["status"]["numberReady"].as_u64();
     report.check(
@@ -153,24 +132,13 @@ fn install(cluster: &Cluster, report: &mut Report) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn chart() -> anyhow::Result<PathBuf> {
-    let path = std::env::var_os("ADIT_CHART").map(PathBuf::from);
-    let path = path.unwrap_or_else(|| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/chart/adit")));
-    ensure!(
-        path.join("Chart.yaml").is_file(),
-        "there is no chart in {}",
-        path.display()
-    );
-    Ok(path)
-}
-
 fn enrol(cluster: &Cluster, report: &mut Report) -> anyhow::Result<()> {
     report.say(format!("kubectl label namespace {SHOP} mesh.adit/mode=enabled"));
     cluster.kubectl(["label", "namespace", SHOP, "mesh.adit/mode=enabled"])?;
     let pods = ["pods", "--namespace", SHOP];
     let captured = |list: &Value| {
         let pods = list["items"].as_array();
-        pods.is_some_and(|pods| pods.len() == 3 && pods.iter().all(is_captured))
+        pods.is_some_and(|pods| pods.len() == 4 && pods.iter().all(is_captured))
     };
     cluster.await_object("all pods to be captured", SOON, &pods, captured)?;
     let list = cluster.get(pods)?;
@@ -181,7 +149,7 @@ fn enrol(cluster: &Cluster, report: &mut Report) -> anyhow::Result<()> {
     report.check(
         "the pods' condition mesh.adit/Captured is true",
         captured(&list),
-        "3 of 3",
+        "4 of 4",
     );
     report.check("they are the same pods as before, not restarted", same, "0 restarts");
     Ok(())
@@ -196,26 +164,44 @@ fn is_captured(pod: &Value) -> bool {
 fn traffic(cluster: &Cluster, report: &mut Report) -> anyhow::Result<()> {
     let calls = call(cluster, "cart")?;
     report.check("cart reaches web as before", calls.failed == 0, told(&calls));
-    let log = cluster.kubectl([
-        "logs",
-        "--namespace",
-        SYSTEM,
-        "--selector",
-        "app.kubernetes.io/name=adit-node",
-        "--tail=-1",
-    ])?;
+    let log = agents_log(cluster)?;
     let (from, to) = (
         "spiffe://cluster.local/ns/shop/sa/cart",
         "spiffe://cluster.local/ns/shop/sa/web",
     );
-    let line = log.lines().find(|line| line.contains(from) && line.contains(to));
+    let line = log
+        .lines()
+        .find(|line| line.contains(from) && line.contains(to) && line.contains("path=hbone"));
     report.quote(line.unwrap_or("(no line of the access log names both identities)"));
     report.check(
         "both ends were known by certificate",
         line.is_some(),
         "the access log names cart's identity and web's",
     );
+    let near = call(cluster, "neighbour")?;
+    report.check("a pod on web's node reaches it", near.failed == 0, told(&near));
+    let direct = || {
+        Ok(agents_log(cluster)?
+            .lines()
+            .any(|line| line.contains("source.workload=shop/neighbour") && line.contains("path=direct")))
+    };
+    crate::bed::wait_for("the line of a direct connection", SOON, direct)?;
+    let log = agents_log(cluster)?;
+    let line = log.lines().find(|line| line.contains("path=direct"));
+    report.quote(line.unwrap_or_default());
+    report.check("the kernel connects it without a proxy", line.is_some(), "path=direct");
     Ok(())
+}
+
+fn agents_log(cluster: &Cluster) -> anyhow::Result<String> {
+    cluster.kubectl([
+        "logs",
+        "--namespace",
+        SYSTEM,
+        "--selector",
+        "app.kubernetes.io/component=node",
+        "--tail=-1",
+    ])
 }
 
 fn policy(cluster: &Cluster, report: &mut Report) -> anyhow::Result<()> {
@@ -242,6 +228,74 @@ fn policy(cluster: &Cluster, report: &mut Report) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What becomes of calls, each by a pod and with options of the tool, that go on for `seconds` while the work is done.
+fn during<const N: usize>(
+    cluster: &Cluster,
+    seconds: u32,
+    callers: [(&str, &str); N],
+    work: impl FnOnce() -> anyhow::Result<()>,
+) -> anyhow::Result<[Calls; N]> {
+    let address = service_address(cluster)?;
+    let mut started = Vec::new();
+    for (from, more) in callers {
+        let tool = format!("/tool call {address}:80 --seconds {seconds} --interval 5 --timeout 2000 {more}");
+        let mut command = cluster.kubectl_command()?;
+        command
+            .args(["exec", "--namespace", SHOP, from, "--"])
+            .args(tool.split_whitespace())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null());
+        started.push(command.spawn().context("start kubectl")?);
+    }
+    // They are at it.
+    std::thread::sleep(Duration::from_secs(1));
+    let done = work();
+    let mut all = Vec::new();
+    for child in started {
+        let output = child.wait_with_output().context("wait for kubectl")?;
+        all.push(Calls::last(&String::from_utf8_lossy(&output.stdout)).context("the calls told nothing")?);
+    }
+    done?;
+    all.try_into().map_err(|_| anyhow::anyhow!("some calls told nothing"))
+}
+
+fn upgrade(cluster: &Cluster, report: &mut Report) -> anyhow::Result<()> {
+    // The old agents leave as soon as what they carry has ended: the open connection outlives this.
+    let words = helm_words("upgrade", &["logLevel=debug"])?;
+    report.say(format!("helm {}", words.join(" ")));
+    let callers = [("cart", ""), ("cart", "--one-connection"), ("neighbour", "")];
+    let [new, open, near] = during(cluster, 25, callers, || cluster.helm(&words).map(drop))?;
+    report.check("no new connection fails", new.failed == 0, told(&new));
+    report.check("an open one goes on", open.failed == 0, told(&open));
+    report.check("nor does one that the kernel decides on", near.failed == 0, told(&near));
+    Ok(())
+}
+
+fn kill(cluster: &Cluster, report: &mut Report) -> anyhow::Result<()> {
+    // The authority is a process of that name too.
+    let script = "for p in /proc/[0-9]*; do case $(tr '\\0' ' ' <$p/cmdline 2>/dev/null) in '/adit node'*) \
+                  kill -9 ${p#/proc/} && echo ${p#/proc/};; esac; done";
+    let kill = || {
+        for node in cluster.nodes() {
+            let killed = node.run(["sh", "-c", script])?;
+            anyhow::ensure!(!killed.trim().is_empty(), "no agent runs on {}", node.name());
+        }
+        Ok(())
+    };
+    let [near, billing] = during(cluster, 8, [("neighbour", ""), ("billing", "")], kill)?;
+    report.say("kill -9 of the agents on both nodes");
+    report.check("what the kernel decides goes on", near.failed == 0, told(&near));
+    report.check("what policy refuses stays refused", billing.ok == 0, told(&billing));
+    let back = || Ok(call(cluster, "cart").is_ok_and(|calls| calls.failed == 0));
+    crate::bed::wait_for("cart to reach web again", SOON, back)?;
+    report.check(
+        "tunnels are back once the kubelet has started the agents anew",
+        true,
+        "cart reaches web",
+    );
+    Ok(())
+}
+
 fn uninstall(cluster: &Cluster, report: &mut Report) -> anyhow::Result<()> {
     report.say(format!("helm uninstall adit --namespace {SYSTEM} --wait"));
     cluster.helm(["uninstall", "adit", "--namespace", SYSTEM, "--wait", "--timeout", "2m"])?;
@@ -265,12 +319,15 @@ fn uninstall(cluster: &Cluster, report: &mut Report) -> anyhow::Result<()> {
     Ok(())
 }
 
+fn service_address(cluster: &Cluster) -> anyhow::Result<String> {
+    let service = cluster.get(["service", "--namespace", SHOP, "web"])?;
+    let address = service["spec"]["clusterIP"].as_str();
+    Ok(address.context("the service has no address")?.to_owned())
+}
+
 /// Some calls from a pod to the service `web`.
 fn call(cluster: &Cluster, from: &str) -> anyhow::Result<Calls> {
-    let service = cluster.get(["service", "--namespace", SHOP, "web"])?;
-    let address = service["spec"]["clusterIP"]
-        .as_str()
-        .context("the service has no address")?;
+    let address = service_address(cluster)?;
     // A refusal is an answer too, so the tool's own verdict is not asked for.
     let tool = format!("/tool call {address}:80 --count 20 --interval 1 --timeout 2000");
     let mut command = cluster.kubectl_command()?;

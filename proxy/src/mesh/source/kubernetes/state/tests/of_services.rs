@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use super::*;
-use crate::mesh::{EndpointError, Workload};
+use crate::mesh::{EndpointError, Workload, test_workload};
 
 fn service(name: &str, address: &'static str) -> Object {
     object(&wire::Service {
@@ -70,7 +70,7 @@ fn slice(
 }
 
 fn client() -> Workload {
-    crate::mesh::test_workload("shop", "client", "10.0.9.9")
+    test_workload("shop", "client", "10.0.9.9")
 }
 
 /// Where connections to a port of `cart` go, sorted.
