@@ -9,7 +9,7 @@ use adit::cli::{self, CliError, Hardening, Invocation, LogSettings};
 fn main() -> ExitCode {
     match cli::parse(std::env::args_os()) {
         Ok(invocation) => match run(invocation) {
-            Ok(()) => ExitCode::SUCCESS,
+            Ok(code) => code,
             Err(error) => {
                 complain(error.as_ref());
                 ExitCode::FAILURE
@@ -26,38 +26,44 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(invocation: Invocation) -> anyhow::Result<()> {
+fn run(invocation: Invocation) -> anyhow::Result<ExitCode> {
     match invocation {
         Invocation::Node(settings) => {
             start(&settings.log);
             if let Err(error) = adit::steer::enter_host_cgroup_namespace() {
                 tracing::warn!(%error, "cgroups are seen as this process's own namespace of them shows them");
             }
-            control_runtime()?.block_on(cli::node::run(*settings))
+            control_runtime()?.block_on(cli::node::run(*settings))?;
         }
         Invocation::Uninstall(what) => {
             start(&what.log);
-            control_runtime()?.block_on(cli::uninstall(what))
+            control_runtime()?.block_on(cli::uninstall(what))?;
         }
         Invocation::Ca(args) => {
             start(&args.log());
-            control_runtime()?.block_on(cli::run_ca(*args))
+            control_runtime()?.block_on(cli::run_ca(*args))?;
         }
         Invocation::Probe(args) => {
             writeln!(std::io::stdout(), "{}", cli::probe(&args)?)?;
-            Ok(())
+        }
+        Invocation::Check(args) => {
+            // Findings tell it where that matters.
+            let _ = adit::steer::enter_host_cgroup_namespace();
+            if !control_runtime()?.block_on(cli::check(*args))? {
+                return Ok(ExitCode::FAILURE);
+            }
         }
         Invocation::Leave(args) => {
             start(&args.log());
-            control_runtime()?.block_on(cli::run_leave(*args))
+            control_runtime()?.block_on(cli::run_leave(*args))?;
         }
         Invocation::Version => {
             writeln!(std::io::stdout(), "{}", cli::version())?;
-            Ok(())
         }
-        Invocation::SelfTestConnect => Ok(adit::node::self_test_connect()?),
-        Invocation::CaptureTest { cgroup, to } => Ok(adit::node::capture_test_connect(&cgroup, to)?),
+        Invocation::SelfTestConnect => adit::node::self_test_connect()?,
+        Invocation::CaptureTest { cgroup, to } => adit::node::capture_test_connect(&cgroup, to)?,
     }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn start(log: &LogSettings) {

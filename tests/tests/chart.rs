@@ -42,16 +42,24 @@ fn find<'a>(documents: &'a [Value], kind: &str, name: &str) -> Option<&'a Value>
         .find(|document| document["kind"] == kind && document["metadata"]["name"] == name)
 }
 
-fn args<'a>(documents: &'a [Value], kind: &str, name: &str) -> Vec<&'a str> {
+/// The settings of a container: its arguments, and its variables as the flags that they stand for.
+fn settings(documents: &[Value], kind: &str, name: &str) -> Vec<String> {
     let object = find(documents, kind, name).unwrap_or_else(|| panic!("no {kind} {name}"));
-    let args = object["spec"]["template"]["spec"]["containers"][0]["args"]
+    let container = &object["spec"]["template"]["spec"]["containers"][0];
+    let args = container["args"].as_array().unwrap().iter().filter_map(Value::as_str);
+    let variables = container["env"]
         .as_array()
-        .unwrap();
-    args.iter().filter_map(Value::as_str).collect()
+        .into_iter()
+        .flatten()
+        .filter_map(|variable| {
+            let flag = variable["name"].as_str()?.strip_prefix("ADIT_")?.to_lowercase();
+            Some(format!("--{}={}", flag.replace('_', "-"), variable["value"].as_str()?))
+        });
+    args.map(str::to_owned).chain(variables).collect()
 }
 
 #[test]
-fn values_become_flags() {
+fn values_become_settings() {
     for (values, kind, name, present, absent) in [
         (
             &[][..],
@@ -124,12 +132,18 @@ fn values_become_flags() {
         ),
     ] {
         let documents = render(values).unwrap();
-        let args = args(&documents, kind, name);
+        let settings = settings(&documents, kind, name);
         for flag in present {
-            assert!(args.contains(flag), "{values:?}: {flag} is missing: {args:?}");
+            assert!(
+                settings.iter().any(|setting| setting == flag),
+                "{values:?}: {flag} is missing: {settings:?}"
+            );
         }
         for flag in absent {
-            assert!(!args.contains(flag), "{values:?}: {flag} is there: {args:?}");
+            assert!(
+                !settings.iter().any(|setting| setting == flag),
+                "{values:?}: {flag} is there: {settings:?}"
+            );
         }
     }
 }
@@ -309,6 +323,26 @@ fn hooks_are_for_uninstalling_and_leave_nothing() {
             assert!(annotations["helm.sh/hook"].is_null(), "{name}");
         }
     }
+}
+
+/// What is run in an agent's container, such as `adit check`, has the agent's settings.
+#[test]
+fn agents_have_their_settings_by_variables() {
+    let documents = render(&[]).unwrap();
+    let agent = find(&documents, "DaemonSet", "adit-node").unwrap();
+    let container = &agent["spec"]["template"]["spec"]["containers"][0];
+    assert_eq!(container["args"], json!(["node"]));
+    assert_eq!(
+        container["readinessProbe"]["exec"]["command"],
+        json!(["/adit", "probe"])
+    );
+    let variables = container["env"].as_array().unwrap();
+    let node = variables.iter().find(|variable| variable["name"] == "ADIT_NODE_NAME");
+    assert_eq!(
+        node.unwrap()["valueFrom"]["fieldRef"]["fieldPath"],
+        "spec.nodeName",
+        "{variables:?}"
+    );
 }
 
 /// Every value is explained, and the schema knows it.

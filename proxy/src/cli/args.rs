@@ -22,7 +22,7 @@ const COMMON_HEADING: &str = "Configuration and log";
 pub(super) const AUTO: &str = "auto";
 
 /// The value of what a run needs, where nothing is run.
-const UNUSED: &str = "-";
+pub(super) const UNUSED: &str = "-";
 
 pub(super) const LONG_ABOUT: &str = "\
 Runs the proxy of this node: loads the kernel programs, enrols the pods of this node that the mesh \

@@ -3,6 +3,7 @@
 mod admin_page;
 mod args;
 mod ca;
+mod check;
 mod drain;
 mod file;
 mod handover;
@@ -30,6 +31,7 @@ use node::StopSignals;
 
 pub use args::{LogArgs, NodeArgs};
 pub use ca::CaCommand;
+pub use check::{CheckArgs, check};
 pub use file::FileError;
 pub use leave::LeaveArgs;
 pub use logging::{LogSettings, init_logging};
@@ -50,6 +52,8 @@ pub enum Invocation {
     Ca(Box<CaCommand>),
     /// `adit probe`.
     Probe(ProbeArgs),
+    /// `adit check`.
+    Check(Box<CheckArgs>),
     /// `adit leave`.
     Leave(Box<LeaveArgs>),
     /// `adit version`.
@@ -104,7 +108,7 @@ impl CliError {
 
 /// Reads a command line: flags go before environment variables, these before the configuration file.
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, CliError> {
-    let matches = file::matches(Adit::command(), args.into_iter().collect())?;
+    let matches = file::matches(command(), args.into_iter().collect())?;
     match Adit::from_arg_matches(&matches)?.command {
         Command::Node(args) if args.uninstall => Ok(Invocation::Uninstall(Uninstall {
             log: args.log.into(),
@@ -115,11 +119,16 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, Cli
         Command::Node(args) => Ok(Invocation::Node(Box::new((*args).try_into()?))),
         Command::Ca(args) => Ok(Invocation::Ca(args)),
         Command::Probe(args) => Ok(Invocation::Probe(args)),
+        Command::Check(args) => Ok(Invocation::Check(args)),
         Command::Leave(args) => Ok(Invocation::Leave(args)),
         Command::Version => Ok(Invocation::Version),
         Command::SelfTestConnect => Ok(Invocation::SelfTestConnect),
         Command::CaptureTest { cgroup, to } => Ok(Invocation::CaptureTest { cgroup, to }),
     }
+}
+
+fn command() -> clap::Command {
+    Adit::command().mut_subcommand("check", check::adapt)
 }
 
 /// What `adit version` prints.
@@ -220,6 +229,9 @@ enum Command {
     Ca(Box<CaCommand>),
     /// Ask the proxy of this container whether it is ready; fails where it is not
     Probe(ProbeArgs),
+    /// Look at this node and its cluster: what is missing, what is in the way, and what to do
+    #[command(long_about = check::LONG_ABOUT)]
+    Check(Box<CheckArgs>),
     /// Take Adit off all nodes of a cluster: what `helm uninstall` runs
     Leave(Box<LeaveArgs>),
     /// Print the version
@@ -252,7 +264,7 @@ mod tests {
 
     #[test]
     fn the_command_tree_is_sound() {
-        Adit::command().debug_assert();
+        command().debug_assert();
     }
 
     #[test]

@@ -30,7 +30,7 @@ use crate::mesh::source::StatusHandle;
 use crate::mesh::source::kubernetes::View;
 use crate::mesh::source::kubernetes::events::{Event, Events, Regarding, Reporter};
 use crate::mesh::{MeshHandle, Workload};
-use crate::node::{self, Births, CaptureTests, Enrolment, LocalPods, PodStatus, Report};
+use crate::node::{self, Births, CaptureTests, Enrolment, LocalPods, Outcomes, PodStatus, Report};
 use crate::steer::{
     self, DirectEnds, KubeletSettings, LogScope, Prepared, Startup, SteerError, SteerSettings, Steering,
 };
@@ -84,12 +84,12 @@ pub async fn run(mut settings: NodeSettings) -> anyhow::Result<()> {
         ..TelemetrySettings::default()
     };
     let telemetry = Telemetry::new(telemetry_settings, Arc::new(certs.clone())).context("starting the access log")?;
-    let pods = LocalPods::default();
+    let (pods, outcomes) = (LocalPods::default(), Outcomes::default());
     let (quit, mut told_to_quit) = watch::channel(false);
     let state = AdminState {
         telemetry: Arc::clone(&telemetry),
         readiness: readiness.clone(),
-        sections: Arc::new(sections(&mesh, &pods, &telemetry, source_status)),
+        sections: Arc::new(sections(&mesh, &pods, &outcomes, &telemetry, source_status)),
         quit: Arc::new(move || {
             quit.send_replace(true);
         }),
@@ -242,7 +242,7 @@ pub async fn run(mut settings: NodeSettings) -> anyhow::Result<()> {
         events.emit(Event::warning(regarding, reason, "Enrol", message.to_owned()));
     };
     let report = Report::new(tests, settings.pods_cgroup.clone(), status, Box::new(complain));
-    let reporting = tokio::spawn(report.follow(followed));
+    let reporting = tokio::spawn(report.showing(outcomes).follow(followed));
     starting.done();
     let ready = readiness.clone();
     tokio::spawn(async move {
@@ -474,8 +474,14 @@ fn hbone_settings(settings: &NodeSettings) -> HboneSettings {
 }
 
 /// The parts of `/debug/state`.
-fn sections(mesh: &MeshHandle, pods: &LocalPods, telemetry: &Arc<Telemetry>, source: StatusHandle) -> StateSections {
-    let (for_services, for_policies, pods) = (mesh.clone(), mesh.clone(), pods.clone());
+fn sections(
+    mesh: &MeshHandle,
+    pods: &LocalPods,
+    outcomes: &Outcomes,
+    telemetry: &Arc<Telemetry>,
+    source: StatusHandle,
+) -> StateSections {
+    let (for_services, for_policies, pods, outcomes) = (mesh.clone(), mesh.clone(), pods.clone(), outcomes.clone());
     let (for_certificates, for_connections) = (Arc::clone(telemetry), Arc::clone(telemetry));
     StateSections::default()
         .with("version", || Value::from(super::version()))
@@ -489,6 +495,7 @@ fn sections(mesh: &MeshHandle, pods: &LocalPods, telemetry: &Arc<Telemetry>, sou
                 .map(|pod| json!({ "workload": pod.workload(), "netns_cookie": pod.netns().cookie() }))
                 .collect()
         })
+        .with("capture", move || json!(outcomes.all()))
         .with("certificates", move || for_certificates.certificates())
         .with("services", move || {
             for_services.load().services().map(|service| json!(service)).collect()

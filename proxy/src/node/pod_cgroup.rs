@@ -90,7 +90,7 @@ pub(super) fn netns_of(cgroup: &Path, host: u64) -> Option<FoundNetns> {
 }
 
 /// Adds the processes of the cgroup and of those below it.
-fn processes(cgroup: &Path, pids: &mut Vec<u32>) {
+pub(super) fn processes(cgroup: &Path, pids: &mut Vec<u32>) {
     let own = fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default();
     pids.extend(
         own.lines()

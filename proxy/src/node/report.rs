@@ -10,6 +10,7 @@ use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::{Instant, sleep_until};
 
 use super::condition::{Capture, PodStanding, Wanted, condition};
+use super::outcome::{Outcome, Outcomes};
 use super::pod_status::{PodStatus, WriteError};
 use super::{CaptureTests, LocalPod};
 use crate::mesh::{Captured, Workload};
@@ -36,6 +37,7 @@ pub struct Report {
     /// None where there is no API to write to.
     status: Option<Arc<PodStatus>>,
     complain: Complain,
+    outcomes: Outcomes,
     /// How the last test of each pod ended, and of which of its enrolments it was.
     tested: HashMap<Arc<str>, Tested>,
     testing: HashSet<Arc<str>>,
@@ -66,6 +68,7 @@ impl Report {
             pods_cgroup,
             status: status.map(Arc::new),
             complain,
+            outcomes: Outcomes::default(),
             tested: HashMap::new(),
             testing: HashSet::new(),
             written: HashMap::new(),
@@ -75,6 +78,13 @@ impl Report {
             resume: Instant::now(),
             last_error: None,
         }
+    }
+
+    /// Shows how pods stand, and how their last tests ended, in `outcomes` too.
+    #[must_use]
+    pub fn showing(mut self, outcomes: Outcomes) -> Self {
+        self.outcomes = outcomes;
+        self
     }
 
     /// Follows how pods stand until nobody tells it any more. Cancelling leaves conditions as they are.
@@ -89,6 +99,8 @@ impl Report {
                 self.test(standing, &mut testing, &mut next);
                 self.tell(standing, &mut writing, &mut next);
             }
+            let outcomes = now.iter().map(|standing| Outcome::of(standing, self.result(standing)));
+            self.outcomes.set(outcomes.collect());
             tokio::select! {
                 changed = standings.changed() => if changed.is_err() {
                     return;

@@ -42,7 +42,7 @@ pub fn enter_host_cgroup_namespace() -> io::Result<()> {
 
 /// The id of the cgroup that this process is in.
 pub fn own_cgroup_id() -> Result<u64, SteerError> {
-    let mount = mount_point()?;
+    let mount = cgroup_mount()?;
     let own = read("/proc/self/cgroup")?;
     let relative =
         own_path(&own).ok_or_else(|| SteerError::OwnCgroup("/proc/self/cgroup names no cgroup v2".to_owned()))?;
@@ -63,7 +63,7 @@ pub fn own_cgroup_id() -> Result<u64, SteerError> {
 
 /// The cgroup that kubelets put their pods into, by the name that it has with either of their drivers.
 pub fn find_pods_cgroup() -> Result<PathBuf, SteerError> {
-    pods_cgroup_below(&mount_point()?)
+    pods_cgroup_below(&cgroup_mount()?)
 }
 
 fn pods_cgroup_below(mount: &Path) -> Result<PathBuf, SteerError> {
@@ -92,7 +92,7 @@ fn read(path: &str) -> Result<String, SteerError> {
 }
 
 /// Where cgroup v2 is mounted.
-pub(super) fn mount_point() -> Result<PathBuf, SteerError> {
+pub fn cgroup_mount() -> Result<PathBuf, SteerError> {
     mount_point_of(&read("/proc/self/mountinfo")?)
         .ok_or_else(|| SteerError::OwnCgroup("no cgroup v2 file system is mounted".to_owned()))
 }

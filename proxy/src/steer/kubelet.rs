@@ -10,7 +10,7 @@ use adit_common::{COMMAND_LEN, Config};
 use aya_obj::generated::bpf_attach_type;
 
 use super::attach::CgroupPrograms;
-use super::cgroup::{mount_point, own_path};
+use super::cgroup::{cgroup_mount, own_path};
 use super::object::{Object, ProgramSpec};
 use super::pins::Pins;
 use super::{Maps, SteerError, cgroup_id, sock_addr, sock_ops, sys};
@@ -114,7 +114,7 @@ impl Maps {
 /// The cgroup v2 directory of the process of this command name in the node's own network namespace. Not one of a pod:
 /// below `pods` anybody may have the name. None where there is no such process, or several in different cgroups.
 pub fn find_kubelet(command: &str, pods: &Path) -> Result<Option<PathBuf>, SteerError> {
-    let mount = mount_point()?;
+    let mount = cgroup_mount()?;
     let netns = |process: &Path| fs::metadata(process.join("ns/net")).ok().map(|netns| netns.ino());
     let own = netns(Path::new("/proc/self"));
     let mut found: Option<PathBuf> = None;

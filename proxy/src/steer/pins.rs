@@ -302,13 +302,50 @@ fn describe(map: sys::MapInfo) -> String {
     format!("type {kind}, keys of {key_size} and values of {value_size} bytes, {max_entries} entries, flags {flags}")
 }
 
+/// Whether `dir`, or what there is of it, lies on a bpffs.
+fn is_on_bpffs(dir: &Path) -> bool {
+    let existing = dir.ancestors().find(|folder| folder.exists());
+    existing.is_some_and(|folder| statfs(folder).is_ok_and(|stat| stat.filesystem_type() == BPF_FS_MAGIC))
+}
+
+/// How it stands with the folder for pins.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PinsStanding {
+    /// It is on a bpffs. Whether programs are in force, of whichever version.
+    Bpffs {
+        /// Whether a cgroup program's link is pinned below it.
+        in_force: bool,
+    },
+    /// It is on none, but where a proxy that starts mounts one by itself.
+    ToBeMounted,
+    /// It is on none, and no proxy changes that.
+    Elsewhere,
+}
+
+/// How it stands with `dir` as the folder for pins. Changes nothing.
+///
+/// # Errors
+///
+/// What is below it cannot be read.
+pub fn pins_standing(dir: &Path) -> Result<PinsStanding, SteerError> {
+    if is_on_bpffs(dir) {
+        let mut in_force = false;
+        for version in versions(dir)? {
+            in_force |= !names(&version.join("links"))?.is_empty();
+        }
+        return Ok(PinsStanding::Bpffs { in_force });
+    }
+    Ok(if dir.starts_with(USUAL_BPFFS) {
+        PinsStanding::ToBeMounted
+    } else {
+        PinsStanding::Elsewhere
+    })
+}
+
 /// Sees that `dir` is, or can be made, on a bpffs. Mounts one only where it usually is.
 fn ensure_bpffs(dir: &Path) -> Result<(), SteerError> {
     let not_bpffs = || SteerError::NotBpffs(dir.to_owned());
-    let on_bpffs = || {
-        let existing = dir.ancestors().find(|folder| folder.exists());
-        existing.is_some_and(|folder| statfs(folder).is_ok_and(|stat| stat.filesystem_type() == BPF_FS_MAGIC))
-    };
+    let on_bpffs = || is_on_bpffs(dir);
     if on_bpffs() {
         return Ok(());
     }

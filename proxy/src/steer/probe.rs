@@ -91,6 +91,26 @@ pub(super) fn probe() -> Result<(), SteerError> {
     Ok(())
 }
 
+/// All features of [`probe`] that this kernel lacks, by their names.
+///
+/// # Errors
+///
+/// The kernel could not be asked: a capability is missing.
+pub fn missing_features() -> Result<Vec<&'static str>, SteerError> {
+    let programs = PROGRAMS.map(|(program, name)| (name, require(name, is_program_supported(program))));
+    let maps = MAPS.map(|(map, name)| (name, require(name, is_map_supported(map))));
+    let helpers = HELPERS.map(|(program, helper, name)| (name, require(name, is_helper_supported(program, helper))));
+    let mut missing = Vec::new();
+    for (name, asked) in programs.into_iter().chain(maps).chain(helpers) {
+        match asked {
+            Ok(()) => {}
+            Err(SteerError::Unsupported(_)) => missing.push(name),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(missing)
+}
+
 fn require<E: std::fmt::Display>(name: &str, supported: Result<bool, E>) -> Result<(), SteerError> {
     match supported {
         Ok(true) => Ok(()),

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd};
 
-use super::cgroup::{mount_point, own_cgroup_id};
+use super::cgroup::{cgroup_mount, own_cgroup_id};
 use super::error::at;
 use super::{Maps, SteerError, Steering, sys};
 
@@ -22,7 +22,7 @@ impl Steering {
     pub fn sweep_proxies(&self) -> Result<usize, SteerError> {
         let at = at("sweeping the cgroups of proxies that are gone");
         let map = self.maps.proxies.as_fd();
-        let mount = File::open(mount_point()?).map_err(at)?;
+        let mount = File::open(cgroup_mount()?).map_err(at)?;
         let mut gone = Vec::new();
         for id in sys::keys::<u64>(map).map_err(at)? {
             if !exists(&mount, id).map_err(at)? {

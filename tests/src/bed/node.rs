@@ -208,7 +208,7 @@ impl Node {
         Ok(())
     }
 
-    fn with(&self, more: &[&str]) -> NodeSettings {
+    pub(super) fn with(&self, more: &[&str]) -> NodeSettings {
         let mut settings = self.settings.clone();
         settings.more.extend(more.iter().map(|&argument| argument.to_owned()));
         settings

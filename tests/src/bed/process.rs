@@ -168,6 +168,20 @@ impl NodeSettings {
         Ok(())
     }
 
+    /// Runs `adit check` with what the proxy is told, in its place, and gives its output, and whether it succeeded.
+    pub(super) fn check(&self, place: &Place, more: &[&str]) -> anyhow::Result<(String, bool)> {
+        let mut command = Command::new(binary()?);
+        command.arg("check").args(self.arguments().into_iter().skip(1)).args(more);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        place.enter_on_exec(&mut command, false);
+        let child = on_keeper(move || command.spawn())?.context("start `adit check`")?;
+        let output = child.wait_with_output().context("wait for `adit check`")?;
+        if !output.stderr.is_empty() {
+            bail!("`adit check`: {}", String::from_utf8_lossy(&output.stderr).trim());
+        }
+        Ok((String::from_utf8(output.stdout)?, output.status.success()))
+    }
+
     fn arguments(&self) -> Vec<OsString> {
         let mut arguments: Vec<OsString> = vec![
             "node".into(),

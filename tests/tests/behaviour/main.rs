@@ -9,6 +9,7 @@ mod bulk;
 mod by_cgroup;
 mod bypass;
 mod ca_trouble;
+mod check;
 mod concurrency;
 mod connect_variants;
 mod crash;

@@ -21,7 +21,7 @@ app.kubernetes.io/component: {{ .component }}
 {{ .Values.rootNamespace | default .Release.Namespace }}
 {{- end -}}
 
-{{/* What agent and authority are told alike of the mesh. */}}
+{{/* What the authority is told of the mesh, as agents are by variables. */}}
 {{- define "adit.sourceArgs" -}}
 - --source=kubernetes
 - --trust-domain={{ .Values.trustDomain }}

@@ -6,6 +6,7 @@ mod link;
 mod map;
 mod pin;
 mod program;
+mod query;
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -19,6 +20,7 @@ pub(super) use map::{
 };
 pub(super) use pin::{pin, pinned};
 pub(super) use program::{load_btf, load_program};
+pub(super) use query::{attached, program_name};
 
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_int = 15;
 
