@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn a_cgroup_exists_by_its_id_until_it_is_removed() {
-        let mount = mount_point().unwrap();
+        let mount = cgroup_mount().unwrap();
         let at = File::open(&mount).unwrap();
         assert!(exists(&at, own_cgroup_id().unwrap()).unwrap());
         assert!(!exists(&at, u64::MAX - 7).unwrap());
