@@ -137,11 +137,12 @@ pub async fn run(mut settings: NodeSettings) -> anyhow::Result<()> {
         pods: pods.clone(),
         broken: Mutex::default(),
         tests: tests.clone(),
+        carried: Arc::default(),
         no_place_logged: Mutex::default(),
         observer: telemetry.clone(),
         settings: DataplaneSettings {
             connect_timeout: settings.connect_timeout,
-            connections_per_pod: settings.max_connections_per_pod.unwrap_or_else(connections_per_pod),
+            connections_per_pod: connections_per_pod(settings.max_connections_per_pod),
             hbone: hbone_settings(&settings),
         },
         draining,
