@@ -1,7 +1,7 @@
 //! `sk_lookup`: a SYN that reaches an enrolled pod goes to the listener that it is for.
 //!
 //! The hook cannot tell which namespace it runs in, so each pod has an instance of its own, told by constants whose
-//! pod it is: an address that two pods claim cannot lead to the other's listeners. Minimum kernel 5.9.
+//! pod it is: an address that two pods claim cannot lead to the other's listeners. Minimum kernel 5.17 (`ingress_ifindex`).
 
 use adit_common::{
     Addr, AddrKey, Cached, FlowKey, FlowKind, HostPort, Listener, NOBODY, PodFlags, SynFacts, SynVerdict,
@@ -86,7 +86,11 @@ pub fn adit_sk_lookup(ctx: SkLookupContext) -> u32 {
             SK_PASS
         }
         SynVerdict::Refuse => {
-            direct::tell_refused_syn(netns, ADIT_SLOT.load(), remote, remote_port, local, port);
+            // Not of the connect hook's own search, in which no packet comes in.
+            // SAFETY: as above.
+            if unsafe { (*ctx.lookup).ingress_ifindex } != 0 {
+                direct::tell_refused_syn(netns, ADIT_SLOT.load(), remote, remote_port, local, port);
+            }
             SK_DROP
         }
         SynVerdict::Steer(listener) => assign(&ctx, netns, flags, remote, remote_port, port, listener),
