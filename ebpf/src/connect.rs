@@ -11,7 +11,7 @@ use adit_common::{
 };
 use aya_ebpf::EbpfContext as _;
 use aya_ebpf::bindings::{
-    BPF_F_CURRENT_NETNS, BPF_TCP_LISTEN, bpf_sock_addr, bpf_sock_tuple, bpf_sock_tuple__bindgen_ty_1__bindgen_ty_1,
+    BPF_F_CURRENT_NETNS, bpf_sock_addr, bpf_sock_tuple, bpf_sock_tuple__bindgen_ty_1__bindgen_ty_1,
     bpf_sock_tuple__bindgen_ty_1__bindgen_ty_2,
 };
 use aya_ebpf::helpers::bpf_get_current_pid_tgid;
@@ -264,54 +264,25 @@ fn first_free<const V4: bool, const BOUND: bool>(
     for attempt in 0..MAX_CANDIDATES {
         let port = ports.candidate(hash, attempt);
         // A connection of the same source port: the client's end, from before its SYN on.
-        if BOUND && (port.0 == source.0 || is_connected::<V4>(ctx, tuple, port, source)) {
+        if BOUND && (port.0 == source.0 || finds_socket::<V4>(ctx, tuple, port, source)) {
             continue;
         }
         // The end that accepts: a connection's, or a listener.
-        let taken = if V4 {
-            finds_socket::<V4>(ctx, tuple, source, port).is_some()
-        } else {
-            (BOUND && is_connected::<V4>(ctx, tuple, source, port)) || is_listened_on(ctx, tuple, source, port)
-        };
-        if !taken {
+        if !finds_socket::<V4>(ctx, tuple, source, port) {
             return Some(port);
         }
     }
     None
 }
 
-/// Whether a packet between the tuple's addresses, with these ports, would find a connection.
-#[inline(always)]
-fn is_connected<const V4: bool>(
-    ctx: &SockAddrContext,
-    tuple: &mut bpf_sock_tuple,
-    from: HostPort,
-    to: HostPort,
-) -> bool {
-    finds_socket::<V4>(ctx, tuple, from, to).is_some_and(|state| state != BPF_TCP_LISTEN)
-}
-
-/// Whether an application listens at the tuple's address of IPv6 and this port. The search passes the socket lookup as a
-/// packet does: one under the pod's own address may be a stranger's, whom the proxy's listener gets, on whatever port.
-/// One from the loopback address is the pod's.
-#[inline(always)]
-fn is_listened_on(ctx: &SockAddrContext, tuple: &mut bpf_sock_tuple, from: HostPort, to: HostPort) -> bool {
-    tuple.__bindgen_anon_1.ipv6.saddr = [0, 0, 0, 1_u32.to_be()];
-    let found = finds_socket::<false>(ctx, tuple, from, to).is_some();
-    // The two are the same otherwise.
-    // SAFETY: plain integers, whichever family they are read as.
-    tuple.__bindgen_anon_1.ipv6.saddr = unsafe { tuple.__bindgen_anon_1.ipv6.daddr };
-    found
-}
-
-/// The state of the socket that a packet between the tuple's addresses, with these ports, would find.
+/// Whether a packet between the tuple's addresses, with these ports, would find a socket.
 #[inline(always)]
 fn finds_socket<const V4: bool>(
     ctx: &SockAddrContext,
     tuple: &mut bpf_sock_tuple,
     from: HostPort,
     to: HostPort,
-) -> Option<u32> {
+) -> bool {
     let (sport, dport) = (from.to_be16(), to.to_be16());
     let size = if V4 {
         tuple.__bindgen_anon_1.ipv4.sport = sport;
@@ -332,10 +303,9 @@ fn finds_socket<const V4: bool>(
             0,
         );
         if sk.is_null() {
-            return None;
+            return false;
         }
-        let state = (*sk).state;
         bpf_sk_release(sk.cast());
-        Some(state)
     }
+    true
 }

@@ -65,6 +65,8 @@ pub fn adit_sk_lookup(ctx: SkLookupContext) -> u32 {
         announced: announced(&FlowKey::new(netns, remote, remote_port, port)),
         from_other_own_address: flags.has(PodFlags::MORE_ADDRESSES)
             && ADDRS.get_ptr(AddrKey { netns, addr: remote }).is_some(),
+        // SAFETY: as above.
+        searched: unsafe { (*ctx.lookup).ingress_ifindex } == 0,
     };
     let nobody = || match known(NOBODY, &local, port) {
         (owner, verdict) if owner == netns => verdict,
@@ -86,11 +88,7 @@ pub fn adit_sk_lookup(ctx: SkLookupContext) -> u32 {
             SK_PASS
         }
         SynVerdict::Refuse => {
-            // Not of the connect hook's own search, in which no packet comes in.
-            // SAFETY: as above.
-            if unsafe { (*ctx.lookup).ingress_ifindex } != 0 {
-                direct::tell_refused_syn(netns, ADIT_SLOT.load(), remote, remote_port, local, port);
-            }
+            direct::tell_refused_syn(netns, ADIT_SLOT.load(), remote, remote_port, local, port);
             SK_DROP
         }
         SynVerdict::Steer(listener) => assign(&ctx, netns, flags, remote, remote_port, port, listener),
