@@ -140,6 +140,8 @@ pub struct SynFacts {
     pub announced: Option<FlowKind>,
     /// Whether the address map names the source as one of the pod's own.
     pub from_other_own_address: bool,
+    /// Whether no packet has come in by any interface: the connect hook looks for a free port.
+    pub searched: bool,
 }
 
 /// What becomes of a SYN.
@@ -156,7 +158,8 @@ pub enum SynVerdict {
 /// Decides on a SYN that reaches an enrolled pod. `nobody` finds what is known of peers without an identity.
 ///
 /// A source that is a loopback address, or one of the pod's own of IPv4, cannot come from outside: the kernel drops such
-/// packets as martians. Of IPv6 it does not: there a packet under the pod's own address is the pod's if it was announced.
+/// packets as martians. Of IPv6 it does not: there a packet under the pod's own address is the pod's if it was announced,
+/// and a search under it is, which is to find what the application has there.
 #[inline(always)]
 pub fn syn(facts: &SynFacts, nobody: impl FnOnce() -> Cached) -> SynVerdict {
     match facts.announced {
@@ -165,7 +168,7 @@ pub fn syn(facts: &SynFacts, nobody: impl FnOnce() -> Cached) -> SynVerdict {
         None => {}
     }
     let own = facts.remote.same(&facts.local) || facts.from_other_own_address;
-    if facts.remote.is_loopback() || (own && facts.remote.is_v4()) {
+    if facts.remote.is_loopback() || (own && (facts.remote.is_v4() || facts.searched)) {
         return SynVerdict::Pass;
     }
     if facts.port.0 == HBONE_PORT.0 {
@@ -304,6 +307,7 @@ mod tests {
                 port: HostPort(port),
                 announced,
                 from_other_own_address: other_own,
+                searched: false,
             };
             assert_eq!(syn(&facts, || nobody), verdict, "{remote} to {port}");
         }
@@ -311,19 +315,29 @@ mod tests {
 
     #[test]
     fn a_syn_of_ipv6_under_the_pods_own_address_is_the_pods_only_if_it_was_announced() {
-        for (remote, announced, verdict) in [
-            ("fd00::5", Some(FlowKind::Own), SynVerdict::Pass),
-            ("fd00::5", None, SynVerdict::Refuse),
-            ("::1", None, SynVerdict::Pass),
+        let own = Some(FlowKind::Own);
+        for (remote, port, announced, searched, verdict) in [
+            ("fd00::5", 80, own, false, SynVerdict::Pass),
+            ("fd00::5", 80, None, false, SynVerdict::Refuse),
+            // Whatever holds of strangers, a search finds what the application has.
+            ("fd00::5", 80, None, true, SynVerdict::Pass),
+            ("fd00::5", 15_008, None, true, SynVerdict::Pass),
+            ("fd00::9", 80, None, true, SynVerdict::Refuse),
+            ("::1", 80, None, false, SynVerdict::Pass),
         ] {
             let facts = SynFacts {
                 remote: addr(remote),
                 local: addr("fd00::5"),
-                port: HostPort(80),
+                port: HostPort(port),
                 announced,
                 from_other_own_address: false,
+                searched,
             };
-            assert_eq!(syn(&facts, || Cached::Deny), verdict, "{remote} {announced:?}");
+            assert_eq!(
+                syn(&facts, || Cached::Deny),
+                verdict,
+                "{remote} {announced:?} {searched}"
+            );
         }
     }
 

@@ -1,7 +1,7 @@
 //! `sk_lookup`: a SYN that reaches an enrolled pod goes to the listener that it is for.
 //!
 //! The hook cannot tell which namespace it runs in, so each pod has an instance of its own, told by constants whose
-//! pod it is: an address that two pods claim cannot lead to the other's listeners. Minimum kernel 5.9.
+//! pod it is: an address that two pods claim cannot lead to the other's listeners. Minimum kernel 5.17 (`ingress_ifindex`).
 
 use adit_common::{
     Addr, AddrKey, Cached, FlowKey, FlowKind, HostPort, Listener, NOBODY, PodFlags, SynFacts, SynVerdict,
@@ -65,6 +65,8 @@ pub fn adit_sk_lookup(ctx: SkLookupContext) -> u32 {
         announced: announced(&FlowKey::new(netns, remote, remote_port, port)),
         from_other_own_address: flags.has(PodFlags::MORE_ADDRESSES)
             && ADDRS.get_ptr(AddrKey { netns, addr: remote }).is_some(),
+        // SAFETY: as above.
+        searched: unsafe { (*ctx.lookup).ingress_ifindex } == 0,
     };
     let nobody = || match known(NOBODY, &local, port) {
         (owner, verdict) if owner == netns => verdict,

@@ -175,8 +175,9 @@ pub struct NodeArgs {
           value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(super) workers: Option<u16>,
 
-    /// Connections that are carried for one pod at once, both ways together; further ones are refused. An eighth of the
-    /// files that this process may open, where it is left out: then one pod can use a quarter of them
+    /// Connections that are carried for one pod at once, both ways together; further ones are refused. Where it
+    /// is left out, pods share half as many as this process may open files: each may have three times as many as are free
+    /// still, so that one alone gets three quarters, and others always find some left
     #[arg(long, value_name = "N", env = "ADIT_MAX_CONNECTIONS_PER_POD", help_heading = PLANE_HEADING,
           value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) max_connections_per_pod: Option<u32>,

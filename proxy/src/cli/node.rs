@@ -40,7 +40,7 @@ use crate::telemetry::{Telemetry, TelemetrySettings};
 const CERTIFICATES_BEFORE_HANDOVER: Duration = Duration::from_secs(15);
 /// How long a captured connection that nobody accepts is remembered, at least.
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
-/// How often it is looked whether most connections have gone, whose memory the kernel then gets back.
+/// How often it is looked whether pods or most connections have gone, whose memory the kernel then gets back.
 const TRIM_EVERY: Duration = Duration::from_secs(5);
 /// How often it is looked whether the kubelet has been started anew.
 const KUBELET_EVERY: Duration = Duration::from_secs(1);
@@ -145,11 +145,12 @@ pub async fn run(mut settings: NodeSettings) -> anyhow::Result<()> {
         pods: pods.clone(),
         broken: Mutex::default(),
         tests: tests.clone(),
+        carried: Arc::default(),
         no_place_logged: Mutex::default(),
         observer: telemetry.clone(),
         settings: DataplaneSettings {
             connect_timeout: settings.connect_timeout,
-            connections_per_pod: settings.max_connections_per_pod.unwrap_or_else(connections_per_pod),
+            connections_per_pod: connections_per_pod(settings.max_connections_per_pod),
             hbone: hbone_settings(&settings),
         },
         draining,
@@ -266,17 +267,18 @@ pub async fn run(mut settings: NodeSettings) -> anyhow::Result<()> {
             }
         }
     });
-    let watched = Arc::clone(&telemetry);
+    let (watched, local) = (Arc::clone(&telemetry), pods.clone());
     tokio::spawn(async move {
-        let (mut most, mut due) = (0, interval(TRIM_EVERY));
+        let (mut most, mut before, mut due) = (0, local.all(), interval(TRIM_EVERY));
         loop {
             due.tick().await;
-            let open = watched.open_connections();
-            if open * 2 < most {
+            let (open, now) = (watched.open_connections(), local.all());
+            let some_have_gone = before.keys().any(|uid| !now.contains_key(uid));
+            if open * 2 < most || some_have_gone {
                 spawn_blocking(memory::give_back_freed_memory);
                 most = open;
             }
-            most = most.max(open);
+            (most, before) = (most.max(open), now);
         }
     });
     let superseded = tokio::select! {

@@ -5,6 +5,7 @@ use nix::sys::prctl;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use super::memory;
+use crate::dataplane::PodLimit;
 
 /// What came of [`prepare_process`]; told in the log, once there is one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,11 +34,16 @@ fn raise_open_files() -> Result<u64, Errno> {
     Ok(hard)
 }
 
-/// How many connections may be carried for one pod at once, where nothing else is said: an eighth of the files that this
-/// process may open. A connection takes two at most, so that no pod can use more than a quarter of them.
-pub(super) fn connections_per_pod() -> u32 {
-    let files = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(soft, _)| soft);
-    u32::try_from(files / 8).unwrap_or(u32::MAX).max(1)
+/// How many connections may be carried for one pod at once. Where nothing is said, pods share as many as the files that
+/// this process may open suffice for, at two a connection.
+pub(super) fn connections_per_pod(said: Option<u32>) -> PodLimit {
+    said.map_or_else(
+        || {
+            let files = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(soft, _)| soft);
+            PodLimit::Of(u32::try_from(files / 2).unwrap_or(u32::MAX))
+        },
+        PodLimit::Fixed,
+    )
 }
 
 #[cfg(test)]

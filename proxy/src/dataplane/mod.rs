@@ -18,7 +18,7 @@ mod verdicts;
 mod worker;
 
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -32,6 +32,7 @@ use crate::steer::{Clients, Flows};
 use record::Observer;
 
 pub use direct::DirectConnections;
+pub use places::PodLimit;
 pub use verdicts::{Unplaced, Verdicts};
 pub use worker::Workers;
 
@@ -41,7 +42,7 @@ pub struct DataplaneSettings {
     /// How long a connection to a tunnel's peer, an application or a plain destination may take.
     pub connect_timeout: Duration,
     /// How many connections are carried for one pod at once.
-    pub connections_per_pod: u32,
+    pub connections_per_pod: PodLimit,
     /// Sizes and times of tunnels.
     pub hbone: HboneSettings,
 }
@@ -62,6 +63,8 @@ pub struct Dataplane {
     pub broken: Mutex<HashSet<Arc<str>>>,
     /// Which connections test whether their pod is captured.
     pub tests: CaptureTests,
+    /// How many connections are carried for all pods together.
+    pub carried: Arc<AtomicU32>,
     /// When it was last logged that a pod has no more places.
     pub no_place_logged: Mutex<Option<Instant>>,
     /// Who is told of connections.

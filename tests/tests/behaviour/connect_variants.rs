@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 use adit_tests::bed::{AccessLine, Bed};
 use adit_tests::net::{self, Ending};
 
-use crate::world::{PORT, SOON, canonical, echo, world};
+use crate::world::{PORT, SOON, ask, canonical, echo, source_line, world};
 
 const MARKER: &str = "variant-marker-81c4";
 
@@ -99,4 +99,25 @@ fn a_fast_open_connect_in_a_pod_that_asks_for_it_by_sysctl_is_captured_or_refuse
     }
     // 0x607: client and server without cookies, so that data travels in the very first SYN.
     carried(&bed, |to, first| Ok((net::connect_fastopen(to, first)?, true)));
+}
+
+#[test]
+fn a_pod_whose_own_peers_are_asked_about_connects_as_any_other() {
+    // Who connects to the client under which address is for the proxy to decide. What the client dials is not.
+    let by_address = "{name: by-address, namespace: shop, scope: workload, selector: {app: client}, action: deny, \
+        rules: [{from: [{ipBlocks: [203.0.113.0/24, '2001:db8::/32']}]}]}";
+    let bed = world("asked about").policy(by_address).start().unwrap();
+    let (client, server) = (bed.pod("client"), bed.pod("server"));
+    let _server = echo(server, PORT);
+    for to in [server.at(PORT), server.at6(PORT)] {
+        let line = source_line(&bed, client, &ask(client, to));
+        assert_eq!(line.get("path"), "hbone", "{line:?}");
+        // Its end is the pod's own address and the port that it was bound to, as a search for a free port has it too.
+        let from = match to {
+            SocketAddr::V4(_) => client.at(4_567),
+            SocketAddr::V6(_) => client.at6(4_567),
+        };
+        let seen = client.run(|| net::ask_on(net::connect_from(from, to)?, "bound"));
+        assert_eq!(seen.unwrap().text, "bound");
+    }
 }

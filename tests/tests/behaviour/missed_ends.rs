@@ -82,7 +82,11 @@ fn a_direct_connection_that_ends_unseen_is_closed_in_the_books() {
     let (node, to) = (bed.node("n1"), neighbour.at(PORT));
     let mut open = client
         .spawn_staged(move |stage| {
-            let streams = net::connect_many(to, 2, 1)?;
+            let mut streams = net::connect_many(to, 2, 1)?;
+            // What is closed with something unread is reset.
+            for stream in &mut streams {
+                net::read_text(stream, 1)?;
+            }
             stage.reached(())?;
             stage.hold()?;
             let mut streams = streams.into_iter();
