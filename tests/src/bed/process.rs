@@ -171,8 +171,14 @@ impl NodeSettings {
     /// Runs `adit check` with what the proxy is told, in its place, and gives its output, and whether it succeeded.
     pub(super) fn check(&self, place: &Place, more: &[&str]) -> anyhow::Result<(String, bool)> {
         let mut command = Command::new(binary()?);
-        command.arg("check").args(self.arguments().into_iter().skip(1)).args(more);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+            .arg("check")
+            .args(self.arguments().into_iter().skip(1))
+            .args(more);
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         place.enter_on_exec(&mut command, false);
         let child = on_keeper(move || command.spawn())?.context("start `adit check`")?;
         let output = child.wait_with_output().context("wait for `adit check`")?;
