@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 use crate::stage::{PATIENCE, address, await_captured, await_that, call, mesh_namespace, meshed, strict};
 use crate::world::World;
 
-/// How soon a policy is to be seen by new connections, and half a second for kubectl's own start.
-const SOON: Duration = Duration::from_millis(1_500);
+/// How soon a policy is to be seen by new connections, with seconds for what kubectl itself takes on a machine that is busy.
+const SOON: Duration = Duration::from_secs(5);
 
 /// A namespace in the mesh: `web` calls `near` and `far`, which serve 8080 and 9090, and so does `out`, which is outside.
 struct Stage {
@@ -137,7 +137,7 @@ fn of(wanted: impl Fn(&(&str, &str, u16)) -> bool) -> Vec<(&'static str, &'stati
 }
 
 #[test]
-fn policies_hold_in_namespace_workload_and_mesh_within_a_second() {
+fn policies_hold_in_namespace_workload_and_mesh_soon_after_they_change() {
     let stage = Stage::new("policy");
     let client = format!("cluster.local/ns/{}/sa/client", stage.shop);
     stage.expect("no policy", &ALL);
