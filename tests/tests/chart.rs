@@ -219,7 +219,12 @@ fn parts_come_and_go_with_their_values() {
         (&[], "DaemonSet", "adit-uninstall", true),
         (&["uninstall.enabled=false"], "DaemonSet", "adit-uninstall", false),
         (&[], "ValidatingAdmissionPolicy", "adit-node-status", true),
-        (&[], "CustomResourceDefinition", "peerauthentications.security.istio.io", true),
+        (
+            &[],
+            "CustomResourceDefinition",
+            "peerauthentications.security.istio.io",
+            true,
+        ),
         (
             &["policies.installDefinitions=false"],
             "CustomResourceDefinition",
