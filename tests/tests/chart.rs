@@ -173,18 +173,18 @@ fn values_shape_the_pods() {
             json!("/sys/fs/cgroup/unified"),
         ),
         (
-            "image.tag=2",
+            "image.tag=v2",
             "DaemonSet",
             "adit-node",
             "/spec/template/spec/containers/0/image",
-            json!("localhost/adit:2"),
+            json!("localhost/adit:v2"),
         ),
         (
-            "image.tag=2",
+            "image.tag=v2",
             "DaemonSet",
             "adit-uninstall",
             "/spec/template/spec/initContainers/0/image",
-            json!("localhost/adit:2"),
+            json!("localhost/adit:v2"),
         ),
         ("ca.replicas=3", "Deployment", "adit-ca", "/spec/replicas", json!(3)),
         (

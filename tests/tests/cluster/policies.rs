@@ -137,7 +137,7 @@ fn of(wanted: impl Fn(&(&str, &str, u16)) -> bool) -> Vec<(&'static str, &'stati
 }
 
 #[test]
-fn policies_hold_in_namespace_workload_and_mesh_within_a_second() {
+fn policies_hold_in_namespace_workload_and_mesh_soon_after_they_change() {
     let stage = Stage::new("policy");
     let client = format!("cluster.local/ns/{}/sa/client", stage.shop);
     stage.expect("no policy", &ALL);
