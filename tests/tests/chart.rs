@@ -1,4 +1,5 @@
 //! The Helm chart: what values make of it. Needs Helm, in the folder `ADIT_K8S_BIN` or on `PATH`.
+#![expect(clippy::unwrap_used, reason = "a test panics where it fails, its helpers too")]
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -202,7 +202,7 @@ mod tests {
                 [&*lower.pem, &*upper.pem, &*root.pem].concat(),
             ] {
                 let provided = parse(&lower.pem, &lower.key, &root.pem, Some(&chain)).unwrap();
-                assert_eq!(provided.above_pem, [upper.pem.clone()]);
+                assert_eq!(provided.above_pem, std::slice::from_ref(&upper.pem));
                 assert_eq!(provided.roots_pem, root.pem);
             }
         }

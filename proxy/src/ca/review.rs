@@ -186,7 +186,7 @@ fn caller(status: TokenReviewStatus, audiences: &[String]) -> Result<Caller, Tok
     }
     let user = status.user.unwrap_or_default();
     let name = user.username.unwrap_or_default();
-    let account = account_of(&name).ok_or_else(|| TokenError::Subject(name))?;
+    let account = account_of(&name).ok_or(TokenError::Subject(name))?;
     let extra = user.extra.unwrap_or_default();
     Ok(Caller {
         account,

@@ -6,6 +6,9 @@
 const KEPT: libc::c_int = 8 << 20;
 /// From this size on a block is a mapping of its own, in bytes; no buffer of the data plane is.
 const MAPPED: libc::c_int = 4 << 20;
+/// Heaps that threads share. By default there are eight for each core, and each thread that ever blocked leaves what it
+/// has freed in its own, between what others still use.
+const HEAPS: libc::c_int = 4;
 
 /// Lets freed buffers stay with the process. By default the C library gives the end of a heap back to the kernel as
 /// soon as it is as large as one buffer, and takes it again for the next: each time a page fault for every page.
@@ -15,6 +18,7 @@ pub(super) fn keep_freed_memory() {
         libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT);
         libc::mallopt(libc::M_TOP_PAD, 256 << 10);
         libc::mallopt(libc::M_MMAP_THRESHOLD, MAPPED);
+        libc::mallopt(libc::M_ARENA_MAX, HEAPS);
     }
 }
 

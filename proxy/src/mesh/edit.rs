@@ -8,13 +8,16 @@ use ipnet::IpNet;
 use super::snapshot::index_policies;
 use super::{Mesh, MeshError, Node, Policy, Service, Workload};
 
+/// Something as it was before and as it is; none where it was not, or is no more.
+pub type Change<T> = (Option<Arc<T>>, Option<Arc<T>>);
+
 /// What two states of the mesh differ in.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Changes {
-    /// The workloads, each as it was before and as it is.
-    pub workloads: Vec<(Option<Arc<Workload>>, Option<Arc<Workload>>)>,
-    /// The services, each as it was before and as it is.
-    pub services: Vec<(Option<Arc<Service>>, Option<Arc<Service>>)>,
+    /// The workloads.
+    pub workloads: Vec<Change<Workload>>,
+    /// The services.
+    pub services: Vec<Change<Service>>,
     /// The addresses that have come to stand for another workload, or for another state of it.
     pub addresses: Vec<IpAddr>,
     /// The same of services' addresses.
@@ -66,8 +69,9 @@ impl Mesh {
         if let Some(before) = before {
             if before.node == workload.node {
                 self.change_node(&before.node, |on| {
-                    let place = on.iter_mut().find(|known| known.uid == workload.uid);
-                    place.map(|known| *known = Arc::clone(workload));
+                    if let Some(known) = on.iter_mut().find(|known| known.uid == workload.uid) {
+                        *known = Arc::clone(workload);
+                    }
                 });
                 return;
             }

@@ -13,7 +13,7 @@ mod shards;
 mod snapshot;
 pub mod source;
 
-pub use edit::Changes;
+pub use edit::{Change, Changes};
 pub use endpoints::{Endpoint, EndpointError, Place};
 pub use error::{MeshError, Subject};
 pub use handle::MeshHandle;

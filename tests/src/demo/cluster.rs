@@ -307,7 +307,8 @@ fn uninstall(cluster: &Cluster, report: &mut Report) -> anyhow::Result<()> {
     );
     let mut pins = Vec::new();
     for node in cluster.nodes() {
-        let found = node.run(["find", "/sys/fs/bpf", "-mindepth", "1"])?;
+        // The kernel puts two iterators of its own there.
+        let found = node.run(["find", "/sys/fs/bpf", "-mindepth", "1", "-not", "-name", "*.debug"])?;
         pins.extend(found.lines().map(|line| format!("{}:{line}", node.name())));
     }
     let detail = if pins.is_empty() {

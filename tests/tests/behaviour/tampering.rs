@@ -141,7 +141,11 @@ fn a_pods_cgroup_that_is_gone_makes_the_proxy_not_ready_until_it_is_back() {
     node.launch_with(&[&format!("--pods-cgroup={}", cgroup.display())])
         .unwrap();
     node.wait_ready(SOON).unwrap();
-    std::fs::remove_dir(&cgroup).unwrap();
+    // The process of the proxy's own test may take a moment to be gone.
+    wait_for("the cgroup to be empty", SOON, || {
+        Ok(std::fs::remove_dir(&cgroup).is_ok())
+    })
+    .unwrap();
     let ready = || node.get("/healthz/ready").map(|answer| answer.status == 200);
     wait_for("the proxy to notice", NOTICED, || Ok(!ready()?)).unwrap();
     let page = node.get("/healthz/ready").unwrap().body;

@@ -9,12 +9,6 @@ use crate::stage::{
 
 const NAMESPACE: &str = "stateful";
 
-fn pod(cluster: &Cluster) -> Value {
-    cluster
-        .get(["pod", "--namespace", NAMESPACE, "web-0"])
-        .unwrap_or_default()
-}
-
 /// Waits for the pod that comes after this one, and calls it at once from both nodes. Gives the new one.
 fn await_next(cluster: &Cluster, before: &Value, account: &str) -> Value {
     let uid = &before["metadata"]["uid"];

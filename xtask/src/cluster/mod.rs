@@ -14,14 +14,17 @@ use crate::{
     test::{self, programs::Program, totals::Totals},
 };
 
+/// The test program of the chart, which needs Helm.
+const CHART: &str = "chart";
+
 /// The test program that runs on a cluster.
 pub(crate) const PROGRAM: &str = "cluster";
 
 /// The program that brings clusters up, of the crate `adit-tests`.
 const TOOL: &str = "adit-cluster";
 
-/// Tests on the cluster at a time. They wait most of their time.
-const THREADS: &str = "4";
+/// Tests on the cluster at a time: some of them kill or replace what the others use.
+const THREADS: &str = "1";
 
 /// What nodes run beside Kubernetes, and what they are made with.
 const NEEDS: [Need; 10] = [
@@ -89,9 +92,9 @@ pub(crate) fn run_task(context: &Context, arguments: &Arguments) -> Result<ExitC
     }
 }
 
-/// Whether this is the test program for [`run_tests`].
+/// Whether this is one of the test programs for [`run_tests`].
 pub(crate) fn is_cluster(program: &Program) -> bool {
-    program.is_integration && program.name == PROGRAM
+    program.is_integration && [PROGRAM, CHART].contains(&program.name.as_str())
 }
 
 /// Makes everything ready that a cluster needs but Adit. Gives the folder of programs, if they are not on `PATH`.
@@ -100,13 +103,18 @@ pub(crate) fn prepare(context: &Context) -> Result<Option<std::path::PathBuf>> {
     programs::ensure(context)
 }
 
-/// Runs the tests on a cluster, which is gone afterwards, however they end.
+/// Runs the tests of the chart; or those on a cluster, which is gone afterwards, however they end.
 pub(crate) fn run_tests(
     context: &Context,
     program: &Program,
     folder: Option<&Path>,
     names: &[String],
 ) -> Result<Totals> {
+    if program.name == CHART {
+        let mut tests = program.command(context, names);
+        with_folder(&mut tests, folder);
+        return test::programs::run(&program.name, &mut tests);
+    }
     let prefix = format!("x{}", std::process::id());
     let mut tests = program.command(context, names);
     tests

@@ -10,8 +10,6 @@ mod follow;
 mod health;
 mod hook;
 mod kind;
-#[cfg(test)]
-mod measure;
 mod objects;
 mod pods;
 pub mod policies;

@@ -118,7 +118,6 @@ fn every_field_of_a_rule_that_allows() {
         (json!({}), NOBODY),
         (json!({"rules": []}), NOBODY),
         (json!({"rules": [{}]}), ALL),
-        (rules("", json!([{}])), ALL),
         (
             rules("ALLOW", source(json!({"principals": [web]}))),
             [true, false, false, false, true],
@@ -444,6 +443,7 @@ fn specifications_of_another_shape_deny_their_scope() {
         json!({"action": 1}),
         json!({"rules": [{"to": [{"operation": {"ports": [8080]}}]}]}),
         json!({"rules": [{"from": [null]}]}),
+        json!({"action": "", "rules": [{}]}),
         json!({"action": "REJECT", "rules": [{}]}),
         json!({"action": "allow", "rules": [{}]}),
     ] {
