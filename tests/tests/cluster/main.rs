@@ -4,13 +4,10 @@
 mod bed;
 mod ca;
 mod capture;
-mod failures;
-mod install;
 mod labels;
 mod policies;
 mod probes;
 mod rbac;
 mod services;
 mod stage;
-mod statefulset;
 mod world;
