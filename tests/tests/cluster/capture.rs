@@ -191,12 +191,15 @@ fn forty_pods_that_start_at_once_connect_as_themselves_or_not_at_all() {
         cluster.get(["job", "--namespace", namespace, "many"]).unwrap()["status"]["succeeded"] == count
     });
     let found = first_connects(cluster, namespace, "app=many");
-    let failed: Vec<_> = found.iter().filter(|found| !found.ok).collect();
+    // Where the agent is late, the kernel refuses, and the kubelet starts the container again.
+    let late: Vec<_> = found.iter().filter(|found| !found.ok).collect();
+    let refused = |found: &&FirstConnect| found.detail.contains("not permitted");
     assert!(
-        failed.is_empty() && found.len() == count,
-        "{} of {count}: {failed:?}",
+        late.iter().all(refused) && found.len() >= count,
+        "{} of {count}: {late:?}",
         found.len()
     );
+    println!("{} of {count} were refused at first", late.len());
     await_that("all calls in the log", || {
         assert_no_stranger(cluster, 2, "burst/server") >= count
     });
