@@ -33,8 +33,7 @@ pub(super) struct Worker {
 }
 
 enum Command {
-    Add(Arc<LocalPod>, PodListeners),
-    /// Serve these listeners instead.
+    /// Serve these listeners, and none that the pod had before.
     Listen(Arc<LocalPod>, PodListeners),
     /// Take nothing more of the pod; what is open goes on.
     Retire(Arc<str>),
@@ -58,6 +57,8 @@ impl Served {
     fn retire(&mut self) {
         self.retire.send_replace(true);
         self.retire = watch::Sender::new(false);
+        // What has ended by itself.
+        while self.tasks.try_join_next().is_some() {}
     }
 }
 
@@ -109,18 +110,11 @@ impl Workers {
 }
 
 impl PodServer for Workers {
-    fn added(&self, pod: &Arc<LocalPod>, listeners: Vec<PodListeners>) {
-        for (worker, listeners) in self.commands.iter().zip(listeners) {
-            if worker.send(Command::Add(Arc::clone(pod), listeners)).is_err() {
-                tracing::error!("a worker has ended; pod {} is not served", pod.uid());
-            }
-        }
-    }
-
     fn listening(&self, pod: &Arc<LocalPod>, listeners: Vec<PodListeners>) {
         for (worker, listeners) in self.commands.iter().zip(listeners) {
-            // A worker that has ended serves nothing any more.
-            let _ = worker.send(Command::Listen(Arc::clone(pod), listeners));
+            if worker.send(Command::Listen(Arc::clone(pod), listeners)).is_err() {
+                tracing::error!("a worker has ended; pod {} is not served", pod.uid());
+            }
         }
     }
 
@@ -159,13 +153,6 @@ async fn run(plane: Arc<Dataplane>, mut commands: mpsc::UnboundedReceiver<Comman
     loop {
         tokio::select! {
             command = commands.recv() => match command {
-                Some(Command::Add(pod, listeners)) => {
-                    let served = pods.entry(Arc::clone(pod.uid())).or_default();
-                    served.retire();
-                    if let Err(error) = serve(&worker, &pod, listeners, served) {
-                        tracing::error!("pod {} is not served: {error}", pod.uid());
-                    }
-                }
                 Some(Command::Listen(pod, listeners)) => {
                     let served = pods.entry(Arc::clone(pod.uid())).or_default();
                     served.retire();

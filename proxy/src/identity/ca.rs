@@ -276,11 +276,16 @@ fn describe_status(status: &Status) -> String {
     }
 }
 
+/// An error and its causes on one line. A cause that the line already tells is left out.
 pub(crate) fn causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(cause) = next {
-        let _ = write!(text, ": {cause}");
+        let words = cause.to_string();
+        if !text.contains(&words) {
+            text.push_str(": ");
+            text.push_str(&words);
+        }
         next = cause.source();
     }
     text

@@ -18,8 +18,8 @@ pub use endpoints::{Endpoint, EndpointError, Place};
 pub use error::{MeshError, Subject};
 pub use handle::MeshHandle;
 pub use model::{
-    Captured, Node, PodDetails, Protocol, Readiness, ResolvedEndpoint, SameNode, Service, ServiceEndpoint, ServicePort,
-    TargetPort, TrafficDistribution, Unlisted, Workload,
+    CAPTURED, Captured, Node, PodDetails, Protocol, Readiness, ResolvedEndpoint, SameNode, Service, ServiceEndpoint,
+    ServicePort, TargetPort, TrafficDistribution, Unlisted, Workload,
 };
 pub use policy_model::{
     Action, Clause, IpBlock, IpBlockError, Listed, Match, Policy, PolicySet, Rule, Scope, ServiceAccountMatch,

@@ -103,6 +103,9 @@ pub struct PodDetails {
     pub captured: Option<Captured>,
 }
 
+/// The type of the condition by which a pod's agent tells whether the pod is captured.
+pub const CAPTURED: &str = "mesh.adit/Captured";
+
 /// The condition by which a pod's agent tells whether the pod is captured.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Captured {

@@ -42,10 +42,8 @@ pub enum EnrolError {
 
 /// Who serves enrolled pods: the data plane.
 pub trait PodServer: Send + Sync {
-    /// A pod has been enrolled; one set of listeners for each worker. Of one that was enrolled already nothing more is
-    /// taken by the listeners it had; what is open goes on.
-    fn added(&self, pod: &Arc<LocalPod>, listeners: Vec<PodListeners>);
-    /// A pod that is enrolled has other listeners than before; what is open of it goes on.
+    /// A pod is enrolled, and has these listeners; one set for each worker. Nothing more is taken by any that it had
+    /// before; what is open goes on.
     fn listening(&self, pod: &Arc<LocalPod>, listeners: Vec<PodListeners>);
     /// The uids of pods of which a listener has been closed by somebody else, since this was last asked.
     fn take_broken(&self) -> HashSet<Arc<str>>;
@@ -381,7 +379,7 @@ impl Enrolment {
         let (local_ports, listeners) = made?;
         let pod = Arc::new(LocalPod::new(Arc::clone(workload), netns, local_ports, place, lease));
         self.pods.insert(&pod);
-        self.server.added(&pod, listeners);
+        self.server.listening(&pod, listeners);
         Ok(())
     }
 

@@ -28,7 +28,7 @@ pub use listeners::{PodListener, pod_listeners};
 pub use netns::{Netns, NetnsError, own_netns_cookie};
 pub use outcome::{Outcome, Outcomes};
 pub use pod::{LocalPod, LocalPods};
-pub use pod_status::{CAPTURED, PodStatus, WriteError};
+pub use pod_status::{PodStatus, WriteError};
 pub use report::{Complain, Report, Standings};
 pub use self_test::{isolated_self_test, self_test, self_test_connect};
 pub use socket::{PodListeners, dial, dial_as, listen_in, read_available};

@@ -7,10 +7,8 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 use thiserror::Error;
 
-use crate::mesh::{Captured, Workload};
+use crate::mesh::{CAPTURED, Captured, Workload};
 
-/// The condition's type.
-pub const CAPTURED: &str = "mesh.adit/Captured";
 /// Who writes it.
 const MANAGER: &str = "adit-node";
 const NOT_FOUND: u16 = 404;

@@ -11,7 +11,7 @@ use super::{Cluster, adit_name};
 pub const SYSTEM: &str = "adit-system";
 
 /// The chart: the one that `ADIT_CHART` names, else that of this source.
-pub fn chart() -> anyhow::Result<PathBuf> {
+fn chart() -> anyhow::Result<PathBuf> {
     let path = std::env::var_os("ADIT_CHART").map(PathBuf::from);
     let path = path.unwrap_or_else(|| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/chart/adit")));
     ensure!(

@@ -14,6 +14,7 @@
 
 mod adit;
 mod api;
+mod calls;
 pub mod cli;
 mod hierarchy;
 mod images;
@@ -38,7 +39,8 @@ use anyhow::{Context, anyhow, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-pub use self::adit::{SYSTEM, chart, helm_words};
+pub use self::adit::{SYSTEM, helm_words};
+pub use self::calls::{Calling, condition};
 pub use self::images::{BUSYBOX, TOOL, adit_name};
 pub use self::layout::{API_SERVER, Machine, NODES, POD_RANGES, Prefix, SERVICE_RANGES};
 pub use self::manifest::PodSpec;

@@ -1,13 +1,12 @@
 //! The whole story on a real Kubernetes cluster: from pods as they are, over the installation, to pods as they were.
 
-use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::Context;
 use serde_json::{Value, json};
 
 use super::report::Report;
-use crate::cluster::{Cluster, PodSpec, SYSTEM, helm_words, owned_prefix, residue};
+use crate::cluster::{Calling, Cluster, PodSpec, SYSTEM, condition, helm_words, owned_prefix, residue};
 use crate::sys::check_interrupt;
 use crate::tool::Calls;
 
@@ -156,9 +155,7 @@ fn enrol(cluster: &Cluster, report: &mut Report) -> anyhow::Result<()> {
 }
 
 fn is_captured(pod: &Value) -> bool {
-    let conditions = pod["status"]["conditions"].as_array();
-    let is = |condition: &Value| condition["type"] == "mesh.adit/Captured" && condition["status"] == "True";
-    conditions.is_some_and(|all| all.iter().any(is))
+    condition(pod, "mesh.adit/Captured") == Some("True")
 }
 
 fn traffic(cluster: &Cluster, report: &mut Report) -> anyhow::Result<()> {
@@ -235,26 +232,20 @@ fn during<const N: usize>(
     callers: [(&str, &str); N],
     work: impl FnOnce() -> anyhow::Result<()>,
 ) -> anyhow::Result<[Calls; N]> {
-    let address = service_address(cluster)?;
+    let seconds = seconds.to_string();
+    let options = ["--seconds", &seconds, "--interval", "5", "--timeout", "2000"];
     let mut started = Vec::new();
     for (from, more) in callers {
-        let tool = format!("/tool call {address}:80 --seconds {seconds} --interval 5 --timeout 2000 {more}");
-        let mut command = cluster.kubectl_command()?;
-        command
-            .args(["exec", "--namespace", SHOP, from, "--"])
-            .args(tool.split_whitespace())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null());
-        started.push(command.spawn().context("start kubectl")?);
+        let options: Vec<&str> = options.into_iter().chain(more.split_whitespace()).collect();
+        started.push(calling(cluster, from, &options)?);
     }
     // They are at it.
     std::thread::sleep(Duration::from_secs(1));
     let done = work();
-    let mut all = Vec::new();
-    for child in started {
-        let output = child.wait_with_output().context("wait for kubectl")?;
-        all.push(Calls::last(&String::from_utf8_lossy(&output.stdout)).context("the calls told nothing")?);
-    }
+    let all = started
+        .into_iter()
+        .map(Calling::end)
+        .collect::<anyhow::Result<Vec<_>>>()?;
     done?;
     all.try_into().map_err(|_| anyhow::anyhow!("some calls told nothing"))
 }
@@ -320,24 +311,21 @@ fn uninstall(cluster: &Cluster, report: &mut Report) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn service_address(cluster: &Cluster) -> anyhow::Result<String> {
-    let service = cluster.get(["service", "--namespace", SHOP, "web"])?;
-    let address = service["spec"]["clusterIP"].as_str();
-    Ok(address.context("the service has no address")?.to_owned())
-}
-
 /// Some calls from a pod to the service `web`.
 fn call(cluster: &Cluster, from: &str) -> anyhow::Result<Calls> {
-    let address = service_address(cluster)?;
-    // A refusal is an answer too, so the tool's own verdict is not asked for.
-    let tool = format!("/tool call {address}:80 --count 20 --interval 1 --timeout 2000");
-    let mut command = cluster.kubectl_command()?;
-    command
-        .args(["exec", "--namespace", SHOP, from, "--"])
-        .args(tool.split(' '));
-    let output = command.output().context("start kubectl")?;
-    Calls::last(&String::from_utf8_lossy(&output.stdout))
-        .with_context(|| String::from_utf8_lossy(&output.stderr).trim().to_owned())
+    calling(
+        cluster,
+        from,
+        &["--count", "20", "--interval", "1", "--timeout", "2000"],
+    )?
+    .end()
+}
+
+fn calling(cluster: &Cluster, from: &str, options: &[&str]) -> anyhow::Result<Calling> {
+    let service = cluster.get(["service", "--namespace", SHOP, "web"])?;
+    let address = service["spec"]["clusterIP"].as_str();
+    let address = address.context("the service has no address")?;
+    Calling::start(cluster, SHOP, from, &format!("{address}:80"), options)
 }
 
 fn told(calls: &Calls) -> String {

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::stage::{
     SHOP, access, address, assert_all_ok, await_access, await_captured, await_that, call, identity, mesh_namespace,
-    shop, strict,
+    shop, strict_server,
 };
 
 #[test]
@@ -118,13 +118,7 @@ fn assert_no_stranger(cluster: &Cluster, node: u8, destination: &str) -> usize {
 fn the_first_instruction_of_whatever_runs_in_a_pod_connects_as_the_pod() {
     let cluster = shop();
     let namespace = "first";
-    mesh_namespace(cluster, namespace);
-    cluster.apply_json(&strict(namespace)).unwrap();
-    let server = PodSpec::new("server").namespace(namespace).node(2).account("server");
-    cluster.create(&server.args(["serve", "8080"])).unwrap();
-    cluster.await_ready(namespace, "pod/server").unwrap();
-    await_captured(cluster, namespace, "server", true);
-    let to = address(cluster, namespace, "server");
+    let to = strict_server(cluster, namespace);
     let items: Vec<Value> = [1, 2].iter().flat_map(|node| starters(namespace, &to, *node)).collect();
     cluster
         .apply_json(&json!({"apiVersion": "v1", "kind": "List", "items": items}))
@@ -165,13 +159,7 @@ fn the_first_instruction_of_whatever_runs_in_a_pod_connects_as_the_pod() {
 fn forty_pods_that_start_at_once_connect_as_themselves_or_not_at_all() {
     let cluster = shop();
     let namespace = "burst";
-    mesh_namespace(cluster, namespace);
-    cluster.apply_json(&strict(namespace)).unwrap();
-    let server = PodSpec::new("server").namespace(namespace).node(2).account("server");
-    cluster.create(&server.args(["serve", "8080"])).unwrap();
-    cluster.await_ready(namespace, "pod/server").unwrap();
-    await_captured(cluster, namespace, "server", true);
-    let to = address(cluster, namespace, "server");
+    let to = strict_server(cluster, namespace);
     let count = 40;
     let pod = PodSpec::new("many")
         .account("client")

@@ -3,12 +3,11 @@
 use std::thread::sleep;
 use std::time::Duration;
 
-use adit_tests::cluster::PodSpec;
+use adit_tests::cluster::{Calling, PodSpec, condition};
 use serde_json::{Value, json};
 
 use crate::stage::{
-    Calling, SHOP, address, agent, assert_all_ok, await_access, await_captured, await_that, call, condition,
-    mesh_namespace, meshed, shop,
+    SHOP, address, agent, assert_all_ok, await_access, await_captured, await_that, call, mesh_namespace, meshed, shop,
 };
 
 #[test]
@@ -42,6 +41,7 @@ fn a_pod_leaves_the_mesh_and_comes_back_by_its_label_and_what_is_open_goes_on() 
             to,
             &["--one-connection", "--interval", "20", "--seconds", "12"],
         )
+        .unwrap()
     };
     let within = [open(&far), open(&near)];
     sleep(Duration::from_secs(2));
@@ -78,7 +78,7 @@ fn a_pod_leaves_the_mesh_and_comes_back_by_its_label_and_what_is_open_goes_on() 
         ],
     );
     for calling in within.into_iter().chain(outside) {
-        assert_all_ok(&calling.end());
+        assert_all_ok(&calling.end().unwrap());
     }
 }
 

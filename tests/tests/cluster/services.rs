@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use adit_tests::cluster::{Cluster, PodSpec};
+use adit_tests::cluster::{Calling, Cluster, PodSpec};
 use serde_json::{Value, json};
 
-use crate::stage::{Calling, PATIENCE, assert_all_ok, await_captured, call, mesh_namespace, meshed};
+use crate::stage::{PATIENCE, assert_all_ok, await_captured, call, mesh_namespace, meshed};
 
 /// A namespace in the mesh with `web`, which calls.
 fn namespace(name: &str) -> &'static Cluster {
@@ -207,11 +207,11 @@ fn a_rolling_update_fails_none_of_200_new_connections_a_second() {
     });
     // 100 a second from each node.
     let calling = ["web", "remote"]
-        .map(|from| Calling::start(cluster, shop, from, &to, &["--seconds", "18", "--interval", "10"]));
+        .map(|from| Calling::start(cluster, shop, from, &to, &["--seconds", "18", "--interval", "10"]).unwrap());
     std::thread::sleep(std::time::Duration::from_secs(1));
     deploy("two");
     for calling in calling {
-        let calls = calling.end();
+        let calls = calling.end().unwrap();
         println!("{calls:?}");
         assert_all_ok(&calls);
         assert!(calls.servers.len() >= 6, "{calls:?}");

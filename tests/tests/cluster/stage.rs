@@ -1,18 +1,15 @@
 //! Adit on the shared cluster, and pods in its mesh that several tests speak to.
 
 use std::collections::BTreeMap;
-use std::io::Read as _;
-use std::process::{Child, Stdio};
 use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use adit_tests::cluster::{Cluster, PodSpec};
+use adit_tests::cluster::{Calling, Cluster, PodSpec, SYSTEM, condition};
 use adit_tests::tool::Calls;
 use serde_json::{Value, json};
 
 use crate::world::shared;
 
-pub(crate) const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/chart/adit");
 /// How long what is to come may take, on a machine that is busy.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 /// The namespace of the pods that tests share.
@@ -23,24 +20,8 @@ pub(crate) fn meshed() -> &'static Cluster {
     let cluster = shared();
     static INSTALLING: Mutex<()> = Mutex::new(());
     let _alone = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
-    if cluster.helm(["status", "adit", "--namespace", "adit-system"]).is_err() {
-        cluster.import_adit().unwrap();
-        let words = [
-            "install",
-            "adit",
-            CHART,
-            "--namespace",
-            "adit-system",
-            "--create-namespace",
-            "--wait",
-            "--timeout",
-            "90s",
-            "--set",
-            "cgroupRoot=/sys/fs/cgroup/unified",
-            "--set",
-            "ca.clusterIP=10.96.0.15",
-        ];
-        cluster.helm(words).unwrap();
+    if cluster.helm(["status", "adit", "--namespace", SYSTEM]).is_err() {
+        cluster.install_adit(&[]).unwrap();
     }
     cluster
 }
@@ -88,16 +69,21 @@ pub(crate) fn mesh_namespace(cluster: &Cluster, name: &str) {
     }
 }
 
+/// Makes a namespace in the mesh, and in it, on the second node, a server that only those in the mesh may speak to. Where
+/// that is called.
+pub(crate) fn strict_server(cluster: &Cluster, namespace: &str) -> String {
+    mesh_namespace(cluster, namespace);
+    cluster.apply_json(&strict(namespace)).unwrap();
+    let server = PodSpec::new("server").namespace(namespace).node(2).account("server");
+    cluster.create(&server.args(["serve", "8080"])).unwrap();
+    cluster.await_ready(namespace, "pod/server").unwrap();
+    await_captured(cluster, namespace, "server", true);
+    address(cluster, namespace, "server")
+}
+
 /// Where a pod of the namespace is called.
 pub(crate) fn address(cluster: &Cluster, namespace: &str, pod: &str) -> String {
     format!("{}:8080", cluster.pod_address(namespace, pod).unwrap())
-}
-
-/// A condition's status.
-pub(crate) fn condition<'a>(pod: &'a Value, kind: &str) -> Option<&'a str> {
-    let conditions = pod["status"]["conditions"].as_array()?;
-    let condition = conditions.iter().find(|condition| condition["type"] == kind)?;
-    condition["status"].as_str()
 }
 
 /// Waits until the pod's condition says that it is captured, or until there is no such condition.
@@ -128,7 +114,7 @@ pub(crate) fn agent(cluster: &Cluster, node: u8) -> String {
     let agents = [
         "pods",
         "--namespace",
-        "adit-system",
+        SYSTEM,
         "--selector=app.kubernetes.io/component=node",
         &node,
     ];
@@ -141,13 +127,7 @@ pub(crate) fn agent(cluster: &Cluster, node: u8) -> String {
 /// What a node's agent has said of late.
 pub(crate) fn agent_log(cluster: &Cluster, node: u8) -> String {
     cluster
-        .kubectl([
-            "logs",
-            "--namespace",
-            "adit-system",
-            "--since=3m",
-            &agent(cluster, node),
-        ])
+        .kubectl(["logs", "--namespace", SYSTEM, "--since=3m", &agent(cluster, node)])
         .unwrap()
 }
 
@@ -188,27 +168,9 @@ pub(crate) fn identity(namespace: &str, account: &str) -> String {
 
 /// Calls from a pod, and tells how they went.
 pub(crate) fn call(cluster: &Cluster, namespace: &str, from: &str, to: &str, more: &[&str]) -> Calls {
-    Calling::start(cluster, namespace, from, to, more).end()
-}
-
-/// Calls from a pod that are under way.
-pub(crate) struct Calling(Child);
-
-impl Calling {
-    pub(crate) fn start(cluster: &Cluster, namespace: &str, from: &str, to: &str, more: &[&str]) -> Self {
-        let mut command = cluster.kubectl_command().unwrap();
-        command.args(["exec", "--namespace", namespace, from, "--", "/tool", "call", to]);
-        command.args(more).stdout(Stdio::piped()).stderr(Stdio::null());
-        Self(command.spawn().unwrap())
-    }
-
-    /// Waits for their end. Calls that failed are no failure of this.
-    pub(crate) fn end(mut self) -> Calls {
-        let mut said = String::new();
-        self.0.stdout.take().unwrap().read_to_string(&mut said).unwrap();
-        self.0.wait().unwrap();
-        Calls::last(&said).unwrap()
-    }
+    Calling::start(cluster, namespace, from, to, more)
+        .and_then(Calling::end)
+        .unwrap()
 }
 
 /// That all calls were answered.
@@ -216,7 +178,7 @@ pub(crate) fn assert_all_ok(calls: &Calls) {
     assert!(calls.failed == 0 && calls.ok > 0, "{calls:?}");
 }
 
-/// Only those that the mesh knows may speak to pods of a namespace; or, with a name, nobody.
+/// Only those that the mesh knows may speak to pods of the namespace.
 pub(crate) fn strict(namespace: &str) -> Value {
     json!({
         "apiVersion": "security.istio.io/v1",

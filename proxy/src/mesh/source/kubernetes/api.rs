@@ -15,6 +15,7 @@ use tokio::time::timeout;
 use super::error::{ApiError, DecodeError};
 use super::kind::{Encoding, Kind};
 use super::wire;
+use crate::identity::causes;
 
 /// Objects in one answer. More make the answer's buffer larger, fewer the list slower.
 const PAGE: usize = 500;
@@ -283,7 +284,7 @@ async fn get(
 ) -> Result<Response<Body>, ApiError> {
     let unreachable = |error: &dyn std::error::Error| ApiError::Unreachable {
         what: what(),
-        reason: chain(error),
+        reason: causes(error),
     };
     let accept = match kind.encoding() {
         Encoding::Protobuf => "application/vnd.kubernetes.protobuf",
@@ -328,21 +329,6 @@ fn late(what: String) -> ApiError {
 }
 
 fn broken(what: String, error: &dyn std::error::Error) -> ApiError {
-    let reason = chain(error);
+    let reason = causes(error);
     ApiError::Broken { what, reason }
-}
-
-/// An error and its causes, each once.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let more = error.to_string();
-        if !text.contains(&more) {
-            text.push_str(": ");
-            text.push_str(&more);
-        }
-        cause = error.source();
-    }
-    text
 }

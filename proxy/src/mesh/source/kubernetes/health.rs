@@ -11,11 +11,12 @@ use crate::mesh::source::StatusHandle;
 #[derive(Clone)]
 pub(super) struct Health {
     wrong: Arc<Mutex<BTreeMap<Kind, String>>>,
-    status: StatusHandle,
+    status: Option<StatusHandle>,
 }
 
 impl Health {
-    pub(super) fn new(status: StatusHandle) -> Self {
+    /// Told in this status too, where there is one.
+    pub(super) fn new(status: Option<StatusHandle>) -> Self {
         Self {
             wrong: Arc::default(),
             status,
@@ -42,8 +43,9 @@ impl Health {
     }
 
     fn publish(&self, wrong: &BTreeMap<Kind, String>) {
+        let Some(status) = &self.status else { return };
         let all: Vec<&str> = wrong.values().map(String::as_str).collect();
         let error = (!all.is_empty()).then(|| all.join("; "));
-        self.status.update(|status| status.last_error = error);
+        status.update(|status| status.last_error = error);
     }
 }

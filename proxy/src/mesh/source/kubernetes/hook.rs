@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+use super::error::DecodeError;
 use crate::mesh::Policy;
 
 /// A kind of policies' objects.
@@ -29,9 +30,10 @@ pub trait PolicyConversion: Send {
 
     /// The keys of the policies of workload scope that select a pod of these labels.
     fn selecting(&self, namespace: &str, labels: &BTreeMap<String, String>) -> Vec<Arc<str>>;
+}
 
-    /// The first whole list of a kind has been handed over.
-    fn synced(&mut self, kind: PolicyKind) {
-        let _ = kind;
-    }
+/// The namespace and name of a policy's object.
+pub(super) fn named(object: &Value) -> Result<(&str, &str), DecodeError> {
+    let text = |field: &'static str| object["metadata"][field].as_str().ok_or(DecodeError::Lacks(field));
+    Ok((text("namespace")?, text("name")?))
 }

@@ -1,5 +1,7 @@
 //! The kinds of objects that are followed.
 
+use super::hook::PolicyKind;
+
 /// A kind of objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Kind {
@@ -35,6 +37,8 @@ impl Kind {
     ];
     /// What tells where identities may be used.
     pub(super) const PLACEMENT: [Self; 3] = [Self::Namespaces, Self::Nodes, Self::Pods];
+    /// The policies.
+    pub(super) const POLICIES: [Self; 2] = [Self::AuthorizationPolicies, Self::PeerAuthentications];
 
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -71,6 +75,15 @@ impl Kind {
         match self {
             Self::AuthorizationPolicies | Self::PeerAuthentications => Encoding::Json,
             _ => Encoding::Protobuf,
+        }
+    }
+
+    /// The kind of policies that these are.
+    pub(super) fn policy(self) -> Option<PolicyKind> {
+        match self {
+            Self::AuthorizationPolicies => Some(PolicyKind::AuthorizationPolicy),
+            Self::PeerAuthentications => Some(PolicyKind::PeerAuthentication),
+            _ => None,
         }
     }
 

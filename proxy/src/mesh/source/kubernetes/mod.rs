@@ -99,7 +99,7 @@ impl KubernetesSource {
     /// Follows the cluster for as long as the future is polled.
     pub async fn watch(mut self) {
         let (events, mut heard) = mpsc::channel(WAITING);
-        let health = Health::new(self.status.clone());
+        let health = Health::new(Some(self.status.clone()));
         let kinds: &[Kind] = match self.view {
             View::Node(_) => &Kind::ALL,
             View::Authority => &Kind::PLACEMENT,

@@ -10,11 +10,9 @@ use prost::Message as _;
 use super::error::DecodeError;
 use super::settings::EnrolmentLabel;
 use super::wire::{self, text};
-use crate::mesh::{Captured, PodDetails, Readiness, TrafficDistribution};
+use crate::mesh::{CAPTURED, Captured, PodDetails, Readiness, TrafficDistribution};
 
-/// The condition by which an agent tells that a pod of its node is captured.
-const CAPTURED: &str = "mesh.adit/Captured";
-/// The same, as Istio's agent tells it.
+/// What Istio's agent writes where Adit's writes its condition.
 const REDIRECTION: &str = "ambient.istio.io/redirection";
 const STATIC_UID: &str = "kubernetes.io/config.hash";
 const OWN_ANNOTATIONS: &str = "mesh.adit/";

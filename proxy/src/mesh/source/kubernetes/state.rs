@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::api::Object;
 use super::error::DecodeError;
 use super::follow::Event;
-use super::hook::{PolicyConversion, PolicyKind};
+use super::hook::{PolicyConversion, PolicyKind, named};
 use super::kind::Kind;
 use super::objects;
 use super::pods::{Claim, Pod, Pods};
@@ -20,8 +20,6 @@ use super::settings::{KubernetesSettings, View};
 use super::strings::Strings;
 use crate::mesh::{self, Mesh, Unlisted};
 use ipnet::IpNet;
-
-use policies::{named, policy_kind};
 
 /// An object that is kept: which one it is of those of its name, and in which list it was last.
 struct Kept<T> {
@@ -184,7 +182,7 @@ impl State {
         let bytes = match object {
             Object::Protobuf(bytes) => bytes,
             Object::Json(object) => {
-                if let Some(kind) = policy_kind(kind) {
+                if let Some(kind) = kind.policy() {
                     let (namespace, name) = named(&object)?;
                     self.remove_policy(kind, namespace, name);
                 }
@@ -238,7 +236,7 @@ impl State {
                     .for_each(|(namespace, name)| self.remove_slice(namespace, name, None));
             }
             Kind::AuthorizationPolicies | Kind::PeerAuthentications => {
-                let Some(kind) = policy_kind(kind) else { return };
+                let Some(kind) = kind.policy() else { return };
                 let of_kind = self.policy_objects.iter().filter(|((known, _, _), _)| *known == kind);
                 let gone: Vec<_> = of_kind
                     .filter(|(_, seen)| **seen != list)
@@ -247,7 +245,6 @@ impl State {
                 for (kind, namespace, name) in gone {
                     self.remove_policy(kind, &namespace, &name);
                 }
-                self.policies.synced(kind);
             }
         }
         if self.whole.insert(kind) {

@@ -102,7 +102,7 @@ impl Server {
             generation: 1,
             last_error: None,
         });
-        let follower = Follower::new(self.client.clone(), kind, events, Health::new(status.clone()));
+        let follower = Follower::new(self.client.clone(), kind, events, Health::new(Some(status.clone())));
         tokio::spawn(follower.run());
         (heard, status)
     }

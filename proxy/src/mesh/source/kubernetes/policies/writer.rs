@@ -3,13 +3,12 @@
 //! One program of the cluster does this, not every node's. Several at a time do no harm: who finds the condition as it
 //! is to be writes nothing, and only who wrote it makes an event.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::StreamExt;
 use k8s_openapi::jiff::{Timestamp, Unit};
-use kube::api::{Api, ApiResource, DynamicObject, ListParams, Patch, PatchParams, WatchEvent, WatchParams};
+use kube::api::{Api, ApiResource, DynamicObject, Patch, PatchParams};
 use kube::{Client, Error};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
@@ -19,58 +18,64 @@ use tracing::{debug, warn};
 use super::object::API_VERSION;
 use super::report::{Report, State};
 use super::{Conversion, PolicyConversion, PolicyKind};
+use crate::mesh::source::kubernetes::api::Object;
 use crate::mesh::source::kubernetes::events::{Event, Events, Regarding};
+use crate::mesh::source::kubernetes::follow::{self, Follower};
+use crate::mesh::source::kubernetes::health::Health;
+use crate::mesh::source::kubernetes::hook::named;
+use crate::mesh::source::kubernetes::kind::Kind;
 
-/// The pause before an API that did not answer, or has no such kind, is asked again: first, and at most.
-const PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// How often a write is tried against changes that come in between.
 const ATTEMPTS: usize = 4;
 /// How long after a failure the reports that could not be written are tried again.
 const RETRY: Duration = Duration::from_secs(10);
-/// For how long one watch is held, in seconds; the API allows less than 295 for such requests.
-const WATCH_SECONDS: u32 = 290;
+/// A policy's object: its kind, namespace and name.
+type Named = (PolicyKind, Arc<str>, Arc<str>);
 
 /// Watches both kinds of policies in all namespaces and puts on each object what became of it, for as long as the future is
 /// polled. It may be dropped at any time: what is not written yet is found again.
 pub async fn report_policies(client: Client, root_namespace: &str, events: Events) {
-    let (changes, mut heard) = mpsc::channel(64);
-    let watches = [PolicyKind::AuthorizationPolicy, PolicyKind::PeerAuthentication]
-        .map(|kind| follow(client.clone(), kind, changes.clone()));
-    let writing = async {
-        let mut conversion = Conversion::reporting(root_namespace);
-        let mut waiting: HashMap<(PolicyKind, Arc<str>, Arc<str>), Report> = HashMap::new();
-        let mut retry_at = Instant::now();
-        loop {
-            tokio::select! {
-                change = heard.recv() => match change {
-                    None => return,
-                    Some(change) => change.apply(&mut conversion, &mut waiting),
-                },
-                () = tokio::time::sleep_until(retry_at), if !waiting.is_empty() => {}
-            }
-            while let Ok(change) = heard.try_recv() {
-                change.apply(&mut conversion, &mut waiting);
-            }
-            for report in conversion.take_reports() {
-                let metadata = &report.metadata;
-                let named = (report.kind, Arc::clone(&metadata.namespace), Arc::clone(&metadata.name));
-                waiting.insert(named, report);
-            }
-            let mut failed = HashMap::new();
-            for (named, report) in waiting.drain() {
-                if let Err(error) = write(&client, &report, &events).await {
-                    let (kind, namespace, name) = (named.0.as_str(), &named.1, &named.2);
-                    warn!(kind, %namespace, %name, %error, "a policy's status was not written, trying again");
-                    failed.insert(named, report);
-                }
-            }
-            waiting = failed;
-            retry_at = Instant::now() + RETRY;
-        }
+    let (told, heard) = mpsc::channel(64);
+    let health = Health::new(None);
+    let [first, second] =
+        Kind::POLICIES.map(|kind| Follower::new(client.clone(), kind, told.clone(), health.clone()).run());
+    tokio::join!(first, second, report(client, root_namespace, events, heard));
+}
+
+async fn report(client: Client, root_namespace: &str, events: Events, mut heard: mpsc::Receiver<follow::Event>) {
+    let mut known = Known {
+        conversion: Conversion::reporting(root_namespace),
+        waiting: HashMap::new(),
+        listed: HashMap::new(),
     };
-    let [first, second] = watches;
-    tokio::join!(first, second, writing);
+    let mut retry_at = Instant::now();
+    loop {
+        tokio::select! {
+            event = heard.recv() => match event {
+                None => return,
+                Some(event) => known.apply(event),
+            },
+            () = tokio::time::sleep_until(retry_at), if !known.waiting.is_empty() => {}
+        }
+        while let Ok(event) = heard.try_recv() {
+            known.apply(event);
+        }
+        for report in known.conversion.take_reports() {
+            let metadata = &report.metadata;
+            let named = (report.kind, Arc::clone(&metadata.namespace), Arc::clone(&metadata.name));
+            known.waiting.insert(named, report);
+        }
+        let mut failed = HashMap::new();
+        for (named, report) in known.waiting.drain() {
+            if let Err(error) = write(&client, &report, &events).await {
+                let (kind, namespace, name) = (named.0.as_str(), &named.1, &named.2);
+                warn!(kind, %namespace, %name, %error, "a policy's status was not written, trying again");
+                failed.insert(named, report);
+            }
+        }
+        known.waiting = failed;
+        retry_at = Instant::now() + RETRY;
+    }
 }
 
 /// The kind as the API's client knows it.
@@ -160,109 +165,57 @@ fn announce(report: &Report, events: &Events) {
     events.emit(Event::warning(regarding, reason, "Apply", report.message()));
 }
 
-enum Change {
-    /// All objects of a kind, each as JSON.
-    All(PolicyKind, Vec<Value>),
-    Set(PolicyKind, Value),
-    Gone(PolicyKind, String, String),
+/// What is known of the objects, and the reports on them that wait to be written.
+struct Known {
+    conversion: Conversion,
+    waiting: HashMap<Named, Report>,
+    /// What a list that is under way has named so far.
+    listed: HashMap<PolicyKind, HashSet<(Arc<str>, Arc<str>)>>,
 }
 
-impl Change {
-    fn apply(self, conversion: &mut Conversion, waiting: &mut HashMap<(PolicyKind, Arc<str>, Arc<str>), Report>) {
-        match self {
-            Self::Set(kind, object) => {
-                conversion.set(kind, object);
+impl Known {
+    fn apply(&mut self, event: follow::Event) {
+        match event {
+            follow::Event::ListBegins(kind) => {
+                if let Some(kind) = kind.policy() {
+                    self.listed.insert(kind, HashSet::new());
+                }
             }
-            Self::Gone(kind, namespace, name) => {
-                conversion.remove(kind, &namespace, &name);
-                waiting.remove(&(kind, namespace.into(), name.into()));
-            }
-            Self::All(kind, objects) => {
-                let named = |object: &Value| {
-                    let text = |field: &str| object["metadata"][field].as_str().unwrap_or_default().to_owned();
-                    (text("namespace"), text("name"))
-                };
-                let there: std::collections::HashSet<_> = objects.iter().map(named).collect();
-                for (namespace, name) in conversion.names(kind) {
-                    let name = (namespace.to_string(), name.to_string());
-                    if !there.contains(&name) {
-                        conversion.remove(kind, &name.0, &name.1);
+            follow::Event::Set(kind, objects) => {
+                for object in objects {
+                    if let (Some(kind), Object::Json(object)) = (kind.policy(), object) {
+                        self.set(kind, *object);
                     }
                 }
-                for object in objects {
-                    conversion.set(kind, object);
+            }
+            follow::Event::Gone(kind, object) => {
+                if let (Some(kind), Object::Json(object)) = (kind.policy(), object)
+                    && let Ok((namespace, name)) = named(&object)
+                {
+                    self.remove(kind, namespace, name);
+                }
+            }
+            follow::Event::ListEnds(kind) => {
+                let Some(kind) = kind.policy() else { return };
+                let listed = self.listed.remove(&kind).unwrap_or_default();
+                for known in self.conversion.names(kind) {
+                    if !listed.contains(&known) {
+                        self.remove(kind, &known.0, &known.1);
+                    }
                 }
             }
         }
     }
-}
 
-/// Lists and watches a kind for good.
-async fn follow(client: Client, kind: PolicyKind, changes: mpsc::Sender<Change>) {
-    let api: Api<DynamicObject> = Api::all_with(client, &resource(kind));
-    let mut pause = PAUSE;
-    loop {
-        match list_and_watch(&api, kind, &changes).await {
-            Ok(()) => pause = PAUSE,
-            // The kind is not defined in this cluster, or not yet.
-            Err(Error::Api(status)) if status.code == 404 => {
-                pause = LONGEST_PAUSE;
-                if changes.send(Change::All(kind, Vec::new())).await.is_err() {
-                    return;
-                }
-            }
-            Err(error) => {
-                warn!(kind = kind.as_str(), %error, "policies are not watched for reports, trying again");
-                pause = (pause * 2).min(LONGEST_PAUSE);
-            }
+    fn set(&mut self, kind: PolicyKind, object: Value) {
+        if let (Some(listed), Ok((namespace, name))) = (self.listed.get_mut(&kind), named(&object)) {
+            listed.insert((namespace.into(), name.into()));
         }
-        if changes.is_closed() {
-            return;
-        }
-        tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
+        self.conversion.set(kind, object);
     }
-}
 
-async fn list_and_watch(
-    api: &Api<DynamicObject>,
-    kind: PolicyKind,
-    changes: &mpsc::Sender<Change>,
-) -> Result<(), Error> {
-    let json = |object: DynamicObject| serde_json::to_value(object).map_err(Error::SerdeError);
-    let list = api.list(&ListParams::default()).await?;
-    let mut version = list.metadata.resource_version.unwrap_or_default();
-    let objects = list.items.into_iter().map(json).collect::<Result<_, _>>()?;
-    let mut send = changes.send(Change::All(kind, objects)).await;
-    while send.is_ok() {
-        let params = WatchParams::default().timeout(WATCH_SECONDS);
-        let mut events = std::pin::pin!(api.watch(&params, &version).await?);
-        let mut heard = false;
-        while let (Ok(()), Some(event)) = (&send, events.next().await) {
-            heard = true;
-            let change = match event? {
-                WatchEvent::Bookmark(bookmark) => {
-                    version = bookmark.metadata.resource_version;
-                    continue;
-                }
-                // Too old a version, and whatever else: the list begins anew.
-                WatchEvent::Error(_) => return Ok(()),
-                WatchEvent::Added(object) | WatchEvent::Modified(object) => {
-                    version = object.metadata.resource_version.clone().unwrap_or_default();
-                    Change::Set(kind, json(object)?)
-                }
-                WatchEvent::Deleted(object) => {
-                    let metadata = object.metadata;
-                    version = metadata.resource_version.unwrap_or_default();
-                    let (namespace, name) = (metadata.namespace, metadata.name);
-                    Change::Gone(kind, namespace.unwrap_or_default(), name.unwrap_or_default())
-                }
-            };
-            send = changes.send(change).await;
-        }
-        // A watch that ends at once would be asked for as fast as it ends.
-        if !heard {
-            tokio::time::sleep(PAUSE).await;
-        }
+    fn remove(&mut self, kind: PolicyKind, namespace: &str, name: &str) {
+        self.conversion.remove(kind, namespace, name);
+        self.waiting.remove(&(kind, namespace.into(), name.into()));
     }
-    Ok(())
 }

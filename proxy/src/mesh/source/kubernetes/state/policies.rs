@@ -4,12 +4,12 @@ use serde_json::Value;
 
 use super::State;
 use crate::mesh::source::kubernetes::error::DecodeError;
-use crate::mesh::source::kubernetes::hook::PolicyKind;
+use crate::mesh::source::kubernetes::hook::{PolicyKind, named};
 use crate::mesh::source::kubernetes::kind::Kind;
 
 impl State {
     pub(super) fn set_policy(&mut self, kind: Kind, object: Value, list: u32) -> Result<(), DecodeError> {
-        let Some(kind) = policy_kind(kind) else { return Ok(()) };
+        let Some(kind) = kind.policy() else { return Ok(()) };
         let (namespace, name) = named(&object)?;
         self.policy_objects
             .insert((kind, namespace.to_owned(), name.to_owned()), list);
@@ -33,17 +33,4 @@ impl State {
         }
         self.remake_pods(|pod| pod.workload.pod.is_some());
     }
-}
-
-pub(super) fn policy_kind(kind: Kind) -> Option<PolicyKind> {
-    match kind {
-        Kind::AuthorizationPolicies => Some(PolicyKind::AuthorizationPolicy),
-        Kind::PeerAuthentications => Some(PolicyKind::PeerAuthentication),
-        _ => None,
-    }
-}
-
-pub(super) fn named(object: &Value) -> Result<(&str, &str), DecodeError> {
-    let text = |field: &'static str| object["metadata"][field].as_str().ok_or(DecodeError::Lacks(field));
-    Ok((text("namespace")?, text("name")?))
 }
