@@ -249,8 +249,7 @@ pub async fn run(mut settings: NodeSettings) -> anyhow::Result<()> {
     tokio::spawn(async move {
         ready.ready().await;
         tracing::info!("ready after {} ms", started.elapsed().as_millis());
-        // What loading and checking the programs took is not needed again.
-        spawn_blocking(memory::give_back_freed_memory);
+        spawn_blocking(memory::forget_start);
     });
 
     let (flows, clients) = (steering.flows(), steering.clients());
