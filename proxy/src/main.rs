@@ -78,9 +78,16 @@ fn start(log: &LogSettings) {
     }
 }
 
+/// Threads for what waits for the kernel: more than there is of that at a time, except where many pods come at once. Each
+/// that there is stays, as all take turns, and holds on to memory.
+const BLOCKING_THREADS: usize = 8;
+
 /// One thread for what is not carrying bytes: sources, certificates, the admin page. The data plane brings its own.
 fn control_runtime() -> std::io::Result<tokio::runtime::Runtime> {
-    tokio::runtime::Builder::new_current_thread().enable_all().build()
+    tokio::runtime::Builder::new_current_thread()
+        .max_blocking_threads(BLOCKING_THREADS)
+        .enable_all()
+        .build()
 }
 
 /// Prints an error and what caused it on one line.

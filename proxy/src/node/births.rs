@@ -197,10 +197,7 @@ impl Births {
                 if event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) {
                     touched.extend(self.watch_tree());
                 } else if event.mask.contains(AddWatchFlags::IN_IGNORED) {
-                    if let Some(gone) = self.watched.remove(&event.wd) {
-                        self.again.remove(&gone);
-                        self.by_id.retain(|_, path| *path != gone);
-                    }
+                    self.watched.remove(&event.wd);
                 } else if let Some(cgroup) = self.watched.get(&event.wd).cloned() {
                     let name = event.name.as_deref().map(|name| name.to_string_lossy());
                     match name.as_deref() {
@@ -240,7 +237,14 @@ impl Births {
 
     /// Looks at everything, and forgets what is gone.
     fn sweep(&mut self) -> Result<(), ClassifyError> {
+        // Of a cgroup that is removed the kernel tells nothing (Linux 6.18), and keeps its watches until they are removed.
+        let before = std::mem::take(&mut self.watched);
+        self.by_id.clear();
         let all = self.watch_tree();
+        for descriptor in before.into_keys().filter(|known| !self.watched.contains_key(known)) {
+            // Fails only where it has gone by itself.
+            let _ = self.inotify.rm_watch(descriptor);
+        }
         let seen = self.classifier.look(&all)?;
         self.classifier.forget(&seen, &self.seen)?;
         self.logged.retain(|cookie| seen.contains(cookie));

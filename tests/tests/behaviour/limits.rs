@@ -1,11 +1,14 @@
 //! What has a limit: what happens at it, and afterwards.
 
 use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 use std::time::Duration;
 
 use adit_tests::bed::{Node, PodSpec, wait_for};
 use adit_tests::net;
+use nix::errno::Errno;
 
 use crate::world::{LONG, PORT, SOON, ask, echo, is_answered, world};
 
@@ -21,7 +24,7 @@ fn limit_files(node: &Node, limit: usize) {
 
 /// The limit that leaves the proxy so many numbers for further files.
 fn limit_with_spare(node: &Node, spare: usize) -> usize {
-    let files = std::fs::read_dir(format!("/proc/{}/fd", node.pid().unwrap())).unwrap();
+    let files = fs::read_dir(format!("/proc/{}/fd", node.pid().unwrap())).unwrap();
     let open: BTreeSet<usize> = files
         .flatten()
         .filter_map(|file| file.file_name().to_str()?.parse().ok())
@@ -65,6 +68,24 @@ fn without_descriptors_the_proxy_pauses_and_goes_on_once_there_are_some() {
     open.proceed().unwrap();
     assert_eq!(open.join(LONG).unwrap(), COUNT);
     ask(client, to);
+}
+
+#[test]
+#[ignore = "takes all files of the machine, so only a virtual machine runs it"]
+fn a_machine_that_has_no_files_left_does_not_stop_the_proxy() {
+    const LIMIT: &str = "/proc/sys/fs/file-max";
+    let bed = world("no_files").start().unwrap();
+    let (client, server) = (bed.pod("client"), bed.pod("server"));
+    let _server = echo(server, PORT);
+    let before = fs::read_to_string(LIMIT).unwrap();
+    fs::write(LIMIT, "1").unwrap();
+    // The limit is in force, but not for whoever may administer the machine: `alloc_empty_file` of the kernel.
+    let others = Command::new("/bin/sh").args(["-c", "true"]).uid(65534).status();
+    let asked: Vec<_> = (0..10).map(|_| ask(client, server.at(PORT))).collect();
+    fs::write(LIMIT, before.trim()).unwrap();
+    assert_eq!(others.unwrap_err().raw_os_error(), Some(Errno::ENFILE as i32));
+    assert_eq!(asked.len(), 10);
+    assert!(!bed.node("n1").log().text().contains("pausing for"));
 }
 
 #[test]

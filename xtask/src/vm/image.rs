@@ -98,7 +98,7 @@ ip link set lo up
 ulimit -n 1048576
 export ADIT_BIN=/adit/adit ADIT_VM=1
 cd /tmp
-timeout TIME_LIMIT /adit/tests $(cat /adit/names) --test-threads=1 2>&1
+timeout TIME_LIMIT /adit/tests $(cat /adit/names) --test-threads=1 --include-ignored 2>&1
 echo "EXIT_MARKER$?"
 poweroff -f
 "#;
