@@ -10,4 +10,5 @@ mod probes;
 mod rbac;
 mod services;
 mod stage;
+mod statefulset;
 mod world;
