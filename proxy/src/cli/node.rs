@@ -136,6 +136,7 @@ pub async fn run(mut settings: NodeSettings) -> anyhow::Result<()> {
         tokio::spawn(steer::forward_logs(log));
     }
     let (drain, draining) = watch::channel(false);
+    let (enrolled, enrolling) = watch::channel(true);
     let tests = CaptureTests::default();
     let plane = Arc::new(Dataplane {
         mesh: mesh.clone(),
@@ -153,6 +154,7 @@ pub async fn run(mut settings: NodeSettings) -> anyhow::Result<()> {
             connections_per_pod: connections_per_pod(settings.max_connections_per_pod),
             hbone: hbone_settings(&settings),
         },
+        enrolling,
         draining,
         next_id: AtomicU64::new(1),
     });
@@ -175,6 +177,7 @@ pub async fn run(mut settings: NodeSettings) -> anyhow::Result<()> {
         enrolment
     })
     .await?;
+    enrolled.send_replace(false);
     let direct = Arc::new(DirectConnections::new(Arc::clone(&plane), steering.open_direct()));
     telemetry.watch_direct(Arc::clone(&direct));
     let verdicts = Verdicts::take_over(steering.verdicts(), steering.services())?;
