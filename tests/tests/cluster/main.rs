@@ -4,6 +4,7 @@
 mod bed;
 mod ca;
 mod capture;
+mod failures;
 mod labels;
 mod policies;
 mod probes;
