@@ -6,7 +6,7 @@ use adit_tests::cluster::{Calling, Cluster, PodSpec, condition};
 use serde_json::{Value, json};
 
 use crate::stage::{
-    Line, PATIENCE, SHOP, access, address, assert_all_ok, await_access, identity, mesh_namespace, shop,
+    Line, PATIENCE, SHOP, access, address, assert_all_ok, await_access, identity, mesh_namespace, seconds_of, shop,
 };
 
 const NAMESPACE: &str = "stateful";
@@ -38,14 +38,6 @@ fn await_next(cluster: &Cluster, before: &Value, account: &str) -> Value {
         await_access(cluster, node, 5, &fields);
     }
     next
-}
-
-/// The seconds since midnight of a line's time: `2026-11-30T08:07:43.943Z`.
-fn seconds(time: &str) -> f64 {
-    let (_, clock) = time.trim_end_matches('Z').split_once('T').unwrap();
-    clock
-        .split(':')
-        .fold(0.0, |all, part| all * 60.0 + part.parse::<f64>().unwrap())
 }
 
 #[test]
@@ -132,7 +124,7 @@ fn a_pod_of_a_stateful_set_is_called_as_what_it_is_now_as_soon_as_it_is_ready_ag
     };
     // A port may come again, for another connection.
     let is_same = |one: &Line, other: &Line| {
-        let apart = (seconds(&one["time"]) - seconds(&other["time"])).abs();
+        let apart = (seconds_of(one) - seconds_of(other)).abs();
         ["source.addr", "destination.addr"]
             .iter()
             .all(|field| one[*field] == other[*field])
