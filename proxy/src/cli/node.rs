@@ -32,7 +32,7 @@ use crate::mesh::source::kubernetes::events::{Event, Events, Regarding, Reporter
 use crate::mesh::{MeshHandle, Workload};
 use crate::node::{self, Births, CaptureTests, Enrolment, LocalPods, Outcomes, PodStatus, Report};
 use crate::steer::{
-    self, DirectEnds, KubeletSettings, LogScope, Prepared, Startup, SteerError, SteerSettings, Steering,
+    self, DirectEnds, KubeletCgroup, KubeletSettings, LogScope, Prepared, Startup, SteerError, SteerSettings, Steering,
 };
 use crate::telemetry::{Telemetry, TelemetrySettings};
 
@@ -136,6 +136,7 @@ pub async fn run(mut settings: NodeSettings) -> anyhow::Result<()> {
         tokio::spawn(steer::forward_logs(log));
     }
     let (drain, draining) = watch::channel(false);
+    let (enrolled, enrolling) = watch::channel(true);
     let tests = CaptureTests::default();
     let plane = Arc::new(Dataplane {
         mesh: mesh.clone(),
@@ -153,6 +154,7 @@ pub async fn run(mut settings: NodeSettings) -> anyhow::Result<()> {
             connections_per_pod: connections_per_pod(settings.max_connections_per_pod),
             hbone: hbone_settings(&settings),
         },
+        enrolling,
         draining,
         next_id: AtomicU64::new(1),
     });
@@ -175,6 +177,7 @@ pub async fn run(mut settings: NodeSettings) -> anyhow::Result<()> {
         enrolment
     })
     .await?;
+    enrolled.send_replace(false);
     let direct = Arc::new(DirectConnections::new(Arc::clone(&plane), steering.open_direct()));
     telemetry.watch_direct(Arc::clone(&direct));
     let verdicts = Verdicts::take_over(steering.verdicts(), steering.services())?;
@@ -390,26 +393,17 @@ async fn prepare_steering(settings: &NodeSettings) -> anyhow::Result<Prepared> {
 }
 
 fn kubelet_settings(settings: &NodeSettings) -> anyhow::Result<Option<KubeletSettings>> {
-    let Some(mut cgroup) = settings.kubelet_cgroup.clone() else {
+    let Some(cgroup) = settings.kubelet_cgroup.clone() else {
         return Ok(None);
     };
-    let command = settings.kubelet_command.clone();
-    if cgroup.as_os_str() == AUTO {
-        match steer::find_kubelet(&command, &settings.pods_cgroup)? {
-            Some(found) => cgroup = found,
-            None => {
-                tracing::warn!(
-                    "--kubelet-cgroup auto: no process {command:?} outside pods, or several in different cgroups; its \
-                     probes are decided on as any plaintext peer"
-                );
-                return Ok(None);
-            }
-        }
-        tracing::info!("the kubelet is in the cgroup {}", cgroup.display());
-    }
+    let is_auto = cgroup.as_os_str() == AUTO;
     Ok(Some(KubeletSettings {
-        cgroup,
-        command,
+        cgroup: if is_auto {
+            KubeletCgroup::OfProcess(settings.pods_cgroup.clone())
+        } else {
+            KubeletCgroup::At(cgroup)
+        },
+        command: settings.kubelet_command.clone(),
         netns: node::own_netns_cookie()?,
     }))
 }

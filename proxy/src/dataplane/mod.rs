@@ -71,6 +71,8 @@ pub struct Dataplane {
     pub observer: Arc<dyn Observer>,
     /// How to behave.
     pub settings: DataplaneSettings,
+    /// Whether pods that were enrolled before this process came are still being taken over.
+    pub enrolling: watch::Receiver<bool>,
     /// Whether the process takes no more connections.
     pub draining: watch::Receiver<bool>,
     /// The number of the next connection.

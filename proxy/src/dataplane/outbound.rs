@@ -187,9 +187,10 @@ async fn attempt(
     let in_mesh = workload.filter(|workload| workload.protocol == Protocol::Hbone);
     let encrypted = |workload: &Workload| workload.same_node == SameNode::Encrypted;
     let source = mesh.workload_by_uid(pod.uid()).unwrap_or_else(|| pod.workload());
-    let local = in_mesh
-        .filter(|workload| !encrypted(workload) && !encrypted(source))
-        .and_then(|workload| worker.plane.pods.get(&workload.uid));
+    let local = match in_mesh.filter(|workload| !encrypted(workload) && !encrypted(source)) {
+        Some(workload) => local_pod(worker, pod, workload).await,
+        None => None,
+    };
     if let Some(draft) = track.draft() {
         draft.destination.addr = Some(addr);
         draft.destination.workload = workload.cloned();
@@ -220,6 +221,24 @@ async fn attempt(
                 .map(Next::Tcp)
         }
     }
+}
+
+/// The destination, where it is enrolled on this node. While pods are taken over from another process, one of them may be
+/// dialled whose turn is yet to come.
+async fn local_pod(worker: &Worker, source: &LocalPod, destination: &Workload) -> Option<Arc<LocalPod>> {
+    let plane = &worker.plane;
+    let found = plane.pods.get(&destination.uid);
+    if found.is_some() || destination.node != source.workload().node {
+        return found;
+    }
+    let mut enrolling = plane.enrolling.clone();
+    // Whoever does not come in time, or never, is dialled as one of another node.
+    let _ = timeout(
+        plane.settings.connect_timeout,
+        enrolling.wait_for(|enrolling| !enrolling),
+    )
+    .await;
+    plane.pods.get(&destination.uid)
 }
 
 /// The address to dial from: the client's, where the kernel could choose another.

@@ -159,7 +159,17 @@ impl CgroupPrograms {
     /// Puts each program in its place: into the link in `links`, or the pinned one, or a new one. Returns what was not
     /// as it should be, which is most of it where another process's programs are replaced.
     pub(super) fn put(&self, links: &mut Vec<OwnedFd>, pins: Option<&Pins>) -> Result<Vec<String>, SteerError> {
-        let target = Target::open(&self.cgroup, self.whose)?;
+        self.put_at(&self.cgroup, links, pins)
+    }
+
+    /// The same with another cgroup than that they were loaded for.
+    pub(super) fn put_at(
+        &self,
+        cgroup: &Path,
+        links: &mut Vec<OwnedFd>,
+        pins: Option<&Pins>,
+    ) -> Result<Vec<String>, SteerError> {
+        let target = Target::open(cgroup, self.whose)?;
         let mut changes = Vec::new();
         for (place, (program, loaded)) in self.loaded.iter().enumerate() {
             let own = links

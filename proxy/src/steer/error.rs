@@ -37,6 +37,12 @@ pub enum SteerError {
         /// What the kernel says.
         error: io::Error,
     },
+    /// There is no process by which the kubelet's cgroup could be found.
+    #[error(
+        "finding the kubelet's cgroup: no process {0:?} outside pods, or several in different cgroups; name the \
+         directory with --kubelet-cgroup"
+    )]
+    NoKubelet(String),
     /// No kubelet's cgroup of pods is there.
     #[error(
         "below {0} there is neither kubepods.slice nor kubepods: does a kubelet run here, and is the host's cgroup v2 mounted? \

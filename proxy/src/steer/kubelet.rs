@@ -25,17 +25,28 @@ const PROGRAMS: [ProgramSpec; 3] = [
 /// Who the kubelet is.
 #[derive(Debug, Clone)]
 pub struct KubeletSettings {
-    /// Its cgroup v2 directory.
-    pub cgroup: PathBuf,
+    /// Where its cgroup is.
+    pub cgroup: KubeletCgroup,
     /// Its command name; empty where every process of the cgroup is it.
     pub command: String,
     /// The cookie of the node's own network namespace, in which its sockets are.
     pub netns: u64,
 }
 
+/// Where the kubelet's cgroup is.
+#[derive(Debug, Clone)]
+pub enum KubeletCgroup {
+    /// In this cgroup v2 directory.
+    At(PathBuf),
+    /// Where the process of its command name is, outside the cgroup of all pods, which this is.
+    OfProcess(PathBuf),
+}
+
 /// The programs, and their links.
 pub(super) struct Kubelet {
-    cgroup: PathBuf,
+    settings: KubeletSettings,
+    /// Where its cgroup was last.
+    found: Mutex<Option<PathBuf>>,
     programs: CgroupPrograms,
     links: Mutex<Vec<OwnedFd>>,
 }
@@ -43,32 +54,53 @@ pub(super) struct Kubelet {
 impl Kubelet {
     /// Loads the programs. They are attached by [`Kubelet::keep`].
     pub(super) fn load(settings: &KubeletSettings, object: &Object) -> Result<Self, SteerError> {
+        let at = match &settings.cgroup {
+            KubeletCgroup::At(path) | KubeletCgroup::OfProcess(path) => path,
+        };
         Ok(Self {
-            cgroup: settings.cgroup.clone(),
-            programs: CgroupPrograms::load("the kubelet's cgroup", &settings.cgroup, &PROGRAMS, object)?,
+            settings: settings.clone(),
+            found: Mutex::default(),
+            programs: CgroupPrograms::load("the kubelet's cgroup", at, &PROGRAMS, object)?,
             links: Mutex::default(),
         })
     }
 
     /// Puts the programs in their place, if they are not. Whether something had to be done.
     pub(super) fn keep(&self, maps: &Maps, pins: Option<&Pins>) -> Result<bool, SteerError> {
-        let cgroup = cgroup_id(&self.cgroup).map_err(|error| self.about_cgroup(error))?;
-        maps.set_kubelet_cgroup(cgroup)?;
-        let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
-        match self.programs.put(&mut links, pins) {
-            Ok(changes) => Ok(!changes.is_empty()),
-            Err(error) => Err(self.about_cgroup(error)),
-        }
-    }
-
-    fn about_cgroup(&self, error: SteerError) -> SteerError {
-        match error {
+        let path = self.cgroup()?;
+        let about_cgroup = |error| match error {
             SteerError::Cgroup { error, .. } => SteerError::KubeletCgroup {
-                path: self.cgroup.clone(),
+                path: path.clone(),
                 error,
             },
             error => error,
+        };
+        let cgroup = cgroup_id(&path).map_err(about_cgroup)?;
+        maps.set_kubelet_cgroup(cgroup)?;
+        let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
+        let changes = self.programs.put_at(&path, &mut links, pins).map_err(about_cgroup)?;
+        Ok(!changes.is_empty())
+    }
+
+    /// Where its cgroup is now. Processes are looked through only while it is not known, or is empty.
+    fn cgroup(&self) -> Result<PathBuf, SteerError> {
+        let pods = match &self.settings.cgroup {
+            KubeletCgroup::At(path) => return Ok(path.clone()),
+            KubeletCgroup::OfProcess(pods) => pods,
+        };
+        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        let has_process = |path: &PathBuf| fs::read(path.join("cgroup.procs")).is_ok_and(|procs| !procs.is_empty());
+        if let Some(path) = found.as_ref().filter(|path| has_process(path)) {
+            return Ok(path.clone());
         }
+        let command = &self.settings.command;
+        let Some(path) = find_kubelet(command, pods)? else {
+            return Err(SteerError::NoKubelet(command.clone()));
+        };
+        if found.as_ref() != Some(&path) {
+            tracing::info!("the kubelet is in the cgroup {}", path.display());
+        }
+        Ok(found.insert(path).clone())
     }
 
     /// Detaches what another process has attached, where the kubelet's probes are no longer to be let through.
@@ -113,7 +145,7 @@ impl Maps {
 
 /// The cgroup v2 directory of the process of this command name in the node's own network namespace. Not one of a pod:
 /// below `pods` anybody may have the name. None where there is no such process, or several in different cgroups.
-pub fn find_kubelet(command: &str, pods: &Path) -> Result<Option<PathBuf>, SteerError> {
+fn find_kubelet(command: &str, pods: &Path) -> Result<Option<PathBuf>, SteerError> {
     let mount = cgroup_mount()?;
     let netns = |process: &Path| fs::metadata(process.join("ns/net")).ok().map(|netns| netns.ino());
     let own = netns(Path::new("/proc/self"));

@@ -41,7 +41,7 @@ pub use destroy::{OpenSocket, SockDiag};
 pub use direct::{DirectEnds, Losses, OpenDirect};
 pub use error::SteerError;
 pub use flows::{Clients, Flows, OriginalDst, command};
-pub use kubelet::{KubeletSettings, find_kubelet};
+pub use kubelet::{KubeletCgroup, KubeletSettings};
 pub use log::{LogScope, ProgramLog, forward_logs};
 pub use others::{AttachedProgram, attached_programs};
 pub use pins::{PinsStanding, pins_standing, uninstall};

@@ -133,10 +133,16 @@ impl Node {
         output(&mut command).map(drop)
     }
 
-    /// Kills a service and starts it again.
+    /// Kills a service and starts it again. A kubelet and a containerd answer when this returns: nobody here starts a
+    /// kubelet again that has found no containerd, as systemd would.
     pub fn restart(&self, service: Service) -> anyhow::Result<()> {
         self.kill(service)?;
-        self.start(service)
+        self.start(service)?;
+        match service {
+            Service::Kubelet => self.await_port(10248),
+            Service::Containerd => self.await_containerd(),
+            _ => Ok(()),
+        }
     }
 
     /// What a service has said.

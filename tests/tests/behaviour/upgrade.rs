@@ -4,8 +4,9 @@ use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use adit_tests::bed::{Bed, Node, Pod, Running, Stage, wait_for};
+use adit_tests::bed::{Bed, Node, Pod, PodSpec, Running, Stage, wait_for};
 use adit_tests::net::{self, Outcome, Steady};
+use nix::sys::signal::Signal;
 
 use crate::world::{LONG, PORT, SOON, ask, assert_refused, echo, is_answered, world};
 
@@ -106,6 +107,61 @@ fn stay(client: &Pod, to: SocketAddr) -> Running<()> {
 }
 
 #[test]
+fn connections_within_the_node_go_on_while_a_successor_follows_a_proxy_that_was_told_to_stop() {
+    const NEIGHBOURS: usize = 10;
+    const LOAD: Steady = Steady {
+        makers: 1,
+        maker_pause: Duration::from_millis(4),
+        talkers: 1,
+        talker_pause: Duration::from_millis(20),
+    };
+    let bed = (0..NEIGHBOURS).fold(world("within"), |bed, number| {
+        bed.pod("n1", PodSpec::new(&format!("p{number}")).account("shop/neighbour"))
+    });
+    // By source: the successor numbers identities anew, and is asked for what its predecessor's verdicts permitted.
+    let only_known = "{name: only-known, namespace: shop, scope: namespace, action: allow, \
+        rules: [{from: [{namespaces: [shop]}]}]}";
+    let bed = bed.policy(only_known).start().unwrap();
+    let neighbours = || (0..NEIGHBOURS).map(|number| bed.pod(&format!("p{number}")));
+    let _servers: Vec<_> = neighbours().map(|pod| echo(pod, PORT)).collect();
+    let to: Vec<SocketAddr> = neighbours().map(|pod| pod.at(PORT)).collect();
+    let loads: Vec<Running<Outcome>> = ["client", "neighbour"]
+        .map(|from| {
+            let to = to.clone();
+            // What the kernel has no verdict for yet would be carried by the proxy that stops.
+            to.iter().for_each(|to| drop(ask(bed.pod(from), *to)));
+            std::thread::sleep(Duration::from_millis(300));
+            bed.pod(from).serve(move |stage| LOAD.run(stage, &to)).unwrap()
+        })
+        .into();
+    let node = bed.node("n1");
+    let _server = echo(bed.pod("server"), PORT);
+    let mut open = Vec::new();
+    for _ in 0..4 {
+        // It stays for this, but takes nothing new.
+        open.push(stay(bed.pod("client"), bed.pod("server").at(PORT)));
+        node.signal(Signal::SIGTERM).unwrap();
+        wait_for("new tunnels to be refused", SOON, || {
+            Ok(!is_answered(bed.pod("client"), bed.pod("server").at(PORT)))
+        })
+        .unwrap();
+        node.upgrade(&[]).unwrap();
+        std::thread::sleep(Duration::from_millis(300));
+    }
+    for load in loads {
+        load.proceed().unwrap();
+        let outcome = load.join(LONG).unwrap();
+        assert!(outcome.made > 500 && outcome.exchanges > 500, "{outcome:?}");
+        assert_eq!(outcome.losses, Vec::<String>::new());
+    }
+    for mut open in open {
+        open.proceed().unwrap();
+        assert_eq!(open.stage::<String>(SOON).unwrap(), "still here");
+        open.join(SOON).unwrap();
+    }
+}
+
+#[test]
 fn a_proxy_that_has_handed_over_leaves_when_its_last_connection_has_ended() {
     let bed = world("leaving").start().unwrap();
     let (client, server) = (bed.pod("client"), bed.pod("server"));
@@ -198,7 +254,7 @@ fn a_successor_takes_over_from_one_that_drains_after_a_signal() {
     let to = server.at(PORT);
     let mut open = stay(client, to);
     let node = bed.node("n1");
-    node.signal(nix::sys::signal::Signal::SIGTERM).unwrap();
+    node.signal(Signal::SIGTERM).unwrap();
     node.wait_for_log("draining", SOON).unwrap();
     wait_for("new connections to be refused", SOON, || Ok(!is_answered(client, to))).unwrap();
     assert_refused(client, to);

@@ -4,10 +4,12 @@
 mod bed;
 mod ca;
 mod capture;
+mod failures;
 mod labels;
 mod policies;
 mod probes;
 mod rbac;
 mod services;
 mod stage;
+mod statefulset;
 mod world;

@@ -1,11 +1,14 @@
 //! Istio's policies, as objects of the cluster: what they allow and deny to connections that are really made.
 
-use std::time::{Duration, Instant};
+use std::thread::sleep;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use adit_tests::cluster::{Cluster, PodSpec};
+use adit_tests::cluster::{Calling, Cluster, PodSpec};
 use serde_json::{Value, json};
 
-use crate::stage::{PATIENCE, address, await_captured, await_that, call, mesh_namespace, meshed, strict};
+use crate::stage::{
+    PATIENCE, access, address, await_captured, await_that, call, mesh_namespace, meshed, seconds_of, strict,
+};
 use crate::world::World;
 
 /// How soon a policy is to be seen by new connections, with seconds for what kubectl itself takes on a machine that is busy.
@@ -224,4 +227,86 @@ fn what_cannot_be_enforced_never_widens_access_and_is_told_on_the_object() {
     stage.policy("broken", &stage.shop, &json!({"rules": rules}));
     stage.expect("the range mended", &ALL);
     stage.accepted("authorizationpolicy", "broken", "Accepted");
+}
+
+/// The seconds since midnight, as [`seconds_of`] gives those of a line.
+fn now() -> f64 {
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    since_1970.as_secs_f64() % 86_400.0
+}
+
+#[test]
+fn new_connections_see_a_change_of_policy_within_a_second() {
+    let stage = Stage::new("prompt");
+    let pairs = [
+        ("web", "near", 1),
+        ("web", "far", 2),
+        ("out", "near", 1),
+        ("out", "far", 2),
+    ];
+    let of = |from: &str| {
+        if from == "out" {
+            &*stage.outside.namespace
+        } else {
+            &*stage.shop
+        }
+    };
+    let begin = |(from, to, _): (&str, &str, u8)| {
+        let more = ["--interval", "10", "--seconds", "12", "--timeout", "1000"];
+        let to = address(stage.cluster, &stage.shop, to);
+        Calling::start(stage.cluster, of(from), from, &to, &more).unwrap()
+    };
+    let calling = pairs.map(begin);
+    sleep(Duration::from_secs(1));
+    let mut changes = Vec::new();
+    for _ in 0..2 {
+        // Without a rule it allows nobody.
+        let applying = now();
+        stage.policy("nobody", &stage.shop, &json!({}));
+        let applied = now();
+        sleep(Duration::from_millis(1_800));
+        let removing = now();
+        stage.remove(&["authorizationpolicy", "nobody"]);
+        let removed = now();
+        sleep(Duration::from_millis(1_800));
+        changes.push((applying, applied, removing, removed));
+    }
+    for calling in calling {
+        let calls = calling.end().unwrap();
+        assert!(calls.ok > 100 && calls.failed > 100, "{calls:?}");
+    }
+    for (from, to, node) in pairs {
+        let source = format!("{}:", stage.cluster.pod_address(of(from), from).unwrap());
+        let to = format!("{}/{to}", stage.shop);
+        let answered = || -> Vec<f64> {
+            let lines = access(stage.cluster, node, &[("destination.workload", &to), ("how", "fin")]);
+            let from_there = lines.iter().filter(|line| line["source.addr"].starts_with(&source));
+            from_there.map(seconds_of).collect()
+        };
+        await_that("the last calls in the log", || {
+            answered().iter().any(|at| *at > changes[1].3 + 1.0)
+        });
+        let answered = answered();
+        for (applying, applied, removing, removed) in &changes {
+            let before = answered.iter().copied().filter(|at| at < removing);
+            let last = before.fold(f64::NEG_INFINITY, f64::max);
+            let after = answered.iter().copied().filter(|at| at >= removing);
+            let first = after.fold(f64::INFINITY, f64::min);
+            println!(
+                "{from} to {to}: denied {:.3} s and allowed {:.3} s after the change was sent",
+                last - applying,
+                first - removing
+            );
+            assert!(
+                last < applied + 1.0,
+                "{from} to {to}: answered {:.3} s after it was denied",
+                last - applied
+            );
+            assert!(
+                first < removed + 1.0,
+                "{from} to {to}: {:.3} s after it was allowed",
+                first - removed
+            );
+        }
+    }
 }

@@ -134,6 +134,13 @@ pub(crate) fn agent_log(cluster: &Cluster, node: u8) -> String {
 /// A line of the access log.
 pub(crate) type Line = BTreeMap<String, String>;
 
+/// The seconds between midnight and a line's time, which is as in `2026-11-30T08:07:43.943Z`.
+pub(crate) fn seconds_of(line: &Line) -> f64 {
+    let (_, clock) = line["time"].trim_end_matches('Z').split_once('T').unwrap();
+    let parts = clock.split(':').map(|part| part.parse::<f64>().unwrap());
+    parts.fold(0.0, |all, part| all * 60.0 + part)
+}
+
 /// The lines of a node's access log that have all these fields.
 pub(crate) fn access(cluster: &Cluster, node: u8, fields: &[(&str, &str)]) -> Vec<Line> {
     let log = agent_log(cluster, node);
