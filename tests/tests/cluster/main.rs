@@ -4,6 +4,7 @@
 mod bed;
 mod ca;
 mod capture;
+mod exclusions;
 mod labels;
 mod policies;
 mod probes;
