@@ -257,7 +257,11 @@ impl Enrolment {
         match self.add(workload, wanted, cgroups, change) {
             Ok(()) if change == Change::Addresses => drop(self.failed.remove(&workload.uid)),
             Ok(()) if change == Change::Exclusions => {
-                tracing::info!("pod {}/{} excludes otherwise", workload.namespace, workload.name);
+                tracing::info!(
+                    "pod {}/{}: what it excludes has changed",
+                    workload.namespace,
+                    workload.name
+                );
                 self.failed.remove(&workload.uid);
             }
             // It is looked for again when it is born.

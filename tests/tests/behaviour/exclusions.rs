@@ -320,7 +320,7 @@ fn a_bad_value_excludes_nothing_and_the_log_says_what_to_write() {
     for (bad, reason) in [
         (
             inbound(&["8081", "http"]),
-            r#"inboundPorts: "http" is neither a port from 1 to 65535 nor a range of ports; write them like 9090 or 8000-8010"#,
+            r#"inboundPorts: \"http\" is neither a port from 1 to 65535 nor a range of ports; write them like 9090 or 8000-8010"#,
         ),
         (
             inbound(&["8081", "15008"]),
@@ -328,7 +328,7 @@ fn a_bad_value_excludes_nothing_and_the_log_says_what_to_write() {
         ),
         (
             outbound(&[], &texts(&["10.1.2.3/8"])),
-            r#"outboundCidrs: "10.1.2.3/8" has bits set beyond its prefix; write 10.0.0.0/8"#,
+            r#"outboundCidrs: \"10.1.2.3/8\" has bits set beyond its prefix; write 10.0.0.0/8"#,
         ),
     ] {
         exclude(&bed, "server", Some(bad));

@@ -52,7 +52,7 @@ pub(crate) fn name(pod: &Pod, port: u16) -> Running<()> {
 }
 
 /// A connection of the pod that says something each time it is told to go on, and last closes.
-pub(crate) fn talks(pod: &Pod, to: std::net::SocketAddr, times: usize) -> Running<()> {
+pub(crate) fn talks(pod: &Pod, to: SocketAddr, times: usize) -> Running<()> {
     pod.serve(move |stage| {
         let mut stream = TcpStream::connect(to)?;
         net::with_deadlines(&stream)?;

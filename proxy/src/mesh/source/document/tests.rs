@@ -91,9 +91,15 @@ fn what_a_workload_excludes_is_taken_over() {
     ));
     let cart = mesh.workload_by_uid("shop/cart").unwrap();
     let exclusions = cart.exclusions.as_deref().unwrap();
-    assert_eq!(exclusions.inbound_ports, ["8000-8010", "9090"].map(|ports| ports.parse().unwrap()));
+    assert_eq!(
+        exclusions.inbound_ports,
+        ["8000-8010", "9090"].map(|ports| ports.parse().unwrap())
+    );
     assert_eq!(exclusions.outbound_ports, ["5432"].map(|ports| ports.parse().unwrap()));
-    assert_eq!(exclusions.outbound_cidrs, ["192.0.2.0/24", "fd00::/8"].map(|net| net.parse().unwrap()));
+    assert_eq!(
+        exclusions.outbound_cidrs,
+        ["192.0.2.0/24", "fd00::/8"].map(|net| net.parse().unwrap())
+    );
     for (port, excluded) in [(9090, true), (8005, true), (8011, false), (5432, false)] {
         assert_eq!(cart.excludes_inbound(port), excluded, "{port}");
     }
