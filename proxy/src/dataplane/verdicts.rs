@@ -531,13 +531,15 @@ fn verdicts(mesh: &Mesh, pod: &Enrolled<'_>, sources: &[(u32, Option<&SpiffeId>)
         Cached::Ask if !table.is_empty() => Cached::Table,
         verdict => verdict,
     };
-    match &workload.exclusions {
-        // Where the pod's own programs know of them already: else it would take what is left alone for a stranger's.
-        Some(exclusions) if workload.exclusions == pod.workload.exclusions => {
-            leave_alone(verdict, table, sources, &exclusions.inbound_ports)
-        }
-        _ => (verdict, table),
-    }
+    let (Some(now), Some(enrolled)) = (&workload.exclusions, &pod.workload.exclusions) else {
+        return (verdict, table);
+    };
+    // Those of which the pod's own programs know already: else they would take what is left alone for a stranger's.
+    let known = now.inbound_ports.iter().flat_map(|range| {
+        let enrolled = enrolled.inbound_ports.iter();
+        enrolled.filter_map(|known| range.and(known))
+    });
+    leave_alone(verdict, table, sources, &known.collect::<Vec<_>>())
 }
 
 /// The same, with what a pod of this node dials left alone at these ports.

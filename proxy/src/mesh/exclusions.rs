@@ -204,6 +204,12 @@ impl PortRange {
         (self.first..=self.last).contains(&port)
     }
 
+    /// Those that are in both.
+    pub fn and(&self, other: &Self) -> Option<Self> {
+        let (first, last) = (self.first.max(other.first), self.last.min(other.last));
+        (first <= last).then_some(Self { first, last })
+    }
+
     /// All of them.
     pub fn ports(&self) -> std::ops::RangeInclusive<u16> {
         self.first..=self.last
@@ -361,6 +367,21 @@ mod tests {
         exclusions.annotated(OUTBOUND_CIDRS, "10.0.0.0/8").unwrap();
         let outbound = (exclusions.outbound_ports.len(), exclusions.outbound_cidrs.len());
         assert_eq!((exclusions.inbound_ports.len(), outbound), (1, (0, 1)));
+    }
+
+    #[test]
+    fn two_ranges_have_in_common_what_is_in_both() {
+        let range = |text: &str| text.parse::<PortRange>().unwrap();
+        for (a, b, both) in [
+            ("80", "80", Some("80")),
+            ("80", "81", None),
+            ("8000-8010", "8005-8020", Some("8005-8010")),
+            ("1-65535", "15008", Some("15008")),
+            ("1-10", "11-20", None),
+        ] {
+            assert_eq!(range(a).and(&range(b)), both.map(range), "{a} {b}");
+            assert_eq!(range(b).and(&range(a)), both.map(range), "{b} {a}");
+        }
     }
 
     #[test]
