@@ -19,6 +19,8 @@ pub struct ConnectFacts {
     pub by_proxy: bool,
     /// Whether the address map names the destination as the pod's own.
     pub to_other_own_address: bool,
+    /// Whether the pod excludes the destination.
+    pub excluded: bool,
 }
 
 /// What becomes of a connect.
@@ -67,9 +69,13 @@ pub fn connect(pod: &Pod, facts: &ConnectFacts, known: impl FnOnce() -> Option<C
             ConnectVerdict::Own
         };
     }
+    if facts.excluded {
+        return ConnectVerdict::Pass;
+    }
     match known() {
         None => ConnectVerdict::Refuse(Refusal::NoEndpoint),
         Some(Cached::Allow) => ConnectVerdict::Direct,
+        Some(Cached::Excluded) => ConnectVerdict::Pass,
         Some(Cached::Deny) => ConnectVerdict::Refuse(Refusal::Policy),
         Some(_) if own.is_none() => ConnectVerdict::Refuse(Refusal::NoAddress),
         Some(_) => ConnectVerdict::Capture(own),
@@ -175,7 +181,7 @@ pub fn syn(facts: &SynFacts, nobody: impl FnOnce() -> Cached) -> SynVerdict {
         return SynVerdict::Steer(Listener::Hbone);
     }
     match nobody() {
-        Cached::Allow => SynVerdict::Pass,
+        Cached::Allow | Cached::Excluded => SynVerdict::Pass,
         Cached::Deny => SynVerdict::Refuse,
         Cached::Ask | Cached::Table | Cached::Service => SynVerdict::Steer(Listener::Plaintext),
     }
@@ -240,6 +246,7 @@ mod tests {
                 destination: addr(destination),
                 by_proxy,
                 to_other_own_address: other_own,
+                excluded: false,
             };
             assert_eq!(
                 connect(&pod, &facts, || Some(Cached::Ask)),
@@ -260,6 +267,7 @@ mod tests {
                 ConnectVerdict::Capture(addr("10.0.0.5")),
             ),
             ("10.0.0.9", None, ConnectVerdict::Refuse(Refusal::NoEndpoint)),
+            ("10.0.0.9", Some(Cached::Excluded), ConnectVerdict::Pass),
             ("10.0.0.5", Some(Cached::Deny), ConnectVerdict::Pass),
             ("127.0.0.1", Some(Cached::Deny), ConnectVerdict::Pass),
             ("127.0.0.1", None, ConnectVerdict::Pass),
@@ -268,8 +276,32 @@ mod tests {
                 destination: addr(destination),
                 by_proxy: false,
                 to_other_own_address: false,
+                excluded: false,
             };
             assert_eq!(connect(&dual_stack(), &facts, || known), verdict, "{destination}");
+        }
+    }
+
+    #[test]
+    fn what_the_pod_excludes_is_left_alone_whatever_is_known_of_it_but_for_its_own_addresses() {
+        for (destination, verdict) in [
+            ("10.0.0.9", ConnectVerdict::Pass),
+            ("fd00::9", ConnectVerdict::Pass),
+            ("fd00::5", ConnectVerdict::Own),
+        ] {
+            for known in [None, Some(Cached::Deny), Some(Cached::Allow), Some(Cached::Ask)] {
+                let facts = ConnectFacts {
+                    destination: addr(destination),
+                    by_proxy: false,
+                    to_other_own_address: false,
+                    excluded: true,
+                };
+                assert_eq!(
+                    connect(&dual_stack(), &facts, || known),
+                    verdict,
+                    "{destination} {known:?}"
+                );
+            }
         }
     }
 
@@ -294,6 +326,15 @@ mod tests {
             ("10.0.0.6", 80, None, true, Cached::Deny, SynVerdict::Pass),
             ("10.9.0.1", 80, None, false, Cached::Ask, steer(Listener::Plaintext)),
             ("10.9.0.1", 80, None, false, Cached::Allow, SynVerdict::Pass),
+            ("10.9.0.1", 80, None, false, Cached::Excluded, SynVerdict::Pass),
+            (
+                "10.9.0.1",
+                80,
+                captured,
+                false,
+                Cached::Excluded,
+                steer(Listener::Outbound),
+            ),
             ("10.9.0.1", 80, None, false, Cached::Deny, SynVerdict::Refuse),
             ("10.9.0.1", 80, direct, false, Cached::Deny, SynVerdict::Pass),
             ("10.9.0.1", 80, probe, false, Cached::Deny, SynVerdict::Pass),

@@ -43,6 +43,8 @@ pub enum Cached {
     Table = 3,
     /// A service's virtual address: what is known of the endpoint that is chosen says.
     Service = 4,
+    /// Left alone: the destination excludes the port.
+    Excluded = 5,
 }
 
 impl Cached {
@@ -54,6 +56,7 @@ impl Cached {
             2 => Self::Deny,
             3 => Self::Table,
             4 => Self::Service,
+            5 => Self::Excluded,
             _ => Self::Ask,
         }
     }

@@ -8,6 +8,7 @@
 mod addr;
 mod decide;
 mod direct;
+mod exclusions;
 mod maps;
 mod services;
 mod startup;
@@ -21,6 +22,10 @@ pub use direct::{
     ANY_PORT, COUNTERS, Cached, Counter, Destination, Direct, DirectEnd, DirectKind, EVENTS_LEN, MAX_DESTINATIONS,
     MAX_DIRECT, MAX_RANGES, MAX_VERDICTS, NO_VERDICT, NOBODY, REFUSALS_LEN, REFUSALS_PERIOD, REFUSALS_TOLD, Range,
     RefusalKind, RefusalShare, Verdict, VerdictKey, cached, refusal_index,
+};
+pub use exclusions::{
+    EXCLUDED, Excludable, Exclusion, ExclusionKind, KEPT, MAX_EXCLUSIONS, NOT_EXCLUDED, excludes_inbound,
+    excludes_outbound,
 };
 pub use maps::{
     AddrKey, COMMAND_LEN, Config, Flow, FlowKey, FlowKind, LAYOUT, LISTENERS_PER_POD, Listener, MAX_CLIENTS, MAX_FLOWS,

@@ -5,7 +5,7 @@ use crate::{Addr, Endpoint, HostPort};
 
 /// The version of the layout of all maps and values: part of the name of the folder in which they are pinned. To be
 /// raised with every change to a map's kind, size, key or value, or to what one of them means.
-pub const LAYOUT: u32 = 2;
+pub const LAYOUT: u32 = 3;
 /// The most pods that one node enrols.
 pub const MAX_PODS: u32 = 1024;
 /// The most captured connections between their SYN and the proxy's accept.
@@ -49,6 +49,10 @@ impl PodFlags {
     pub const MORE_ADDRESSES: Self = Self(2);
     /// The pod's connections within the node take the proxy too.
     pub const SAME_NODE_ENCRYPTED: Self = Self(4);
+    /// Some of what the pod dials is left alone: the map of exclusions says what.
+    pub const EXCLUDES_OUTBOUND: Self = Self(8);
+    /// Some of what comes in to the pod is left alone.
+    pub const EXCLUDES_INBOUND: Self = Self(16);
 
     /// Whether all of `flag` is set.
     #[inline(always)]

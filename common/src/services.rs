@@ -221,6 +221,8 @@ mod tests {
             (v4, v4, Cached::Ask, Cached::Ask),
             (v4, v4, Cached::Table, Cached::Ask),
             (v4, v4, Cached::Service, Cached::Ask),
+            // Left alone, the cluster's own load balancer would choose anew.
+            (v4, v4, Cached::Excluded, Cached::Ask),
         ] {
             assert_eq!(
                 through(&addr(dialled), &addr(endpoint), known),

@@ -25,7 +25,7 @@ use aya_log_ebpf::info;
 
 use crate::context::{read_addr, write_addr};
 use crate::direct;
-use crate::maps::{ADDRS, PODS, PROXIES, clear_socket_flow, known, new_socket_flow};
+use crate::maps::{ADDRS, PODS, PROXIES, clear_socket_flow, excludes_outbound, known, new_socket_flow};
 use crate::services::{self, Chosen};
 use crate::startup;
 
@@ -74,6 +74,7 @@ fn steer<const ONLY_V4: bool>(
     let Some(pod) = (unsafe { PODS.get(netns) }) else {
         return startup::connect(netns, &addr);
     };
+    let port = HostPort::from_be16(address.user_port as u16);
     // SAFETY: a helper without arguments.
     let cgroup = unsafe { bpf_get_current_cgroup_id() };
     let facts = ConnectFacts {
@@ -81,9 +82,9 @@ fn steer<const ONLY_V4: bool>(
         by_proxy: PROXIES.get_ptr(cgroup).is_some(),
         to_other_own_address: pod.flags.has(PodFlags::MORE_ADDRESSES)
             && ADDRS.get_ptr(AddrKey { netns, addr }).is_some(),
+        excluded: pod.flags.has(PodFlags::EXCLUDES_OUTBOUND) && excludes_outbound(netns, &addr, port),
     };
     let log = pod.flags.has(PodFlags::LOG);
-    let port = HostPort::from_be16(address.user_port as u16);
     // SAFETY: a read of the union's only meaningful member in this program type.
     let sk = unsafe { address.__bindgen_anon_1.sk };
     let mut chosen: Option<Endpoint> = None;

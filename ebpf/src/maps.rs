@@ -5,9 +5,10 @@ use core::ptr;
 
 use adit_common::{
     Addr, AddrKey, COUNTERS, Cached, Config, Counter, Destination, Direct, DirectEnd, EVENTS_LEN, Endpoint,
-    EndpointKey, EndpointList, Flow, FlowKey, LISTENERS_PER_POD, MAX_CLIENTS, MAX_DESTINATIONS, MAX_DIRECT,
-    MAX_ENDPOINTS, MAX_FLOWS, MAX_OTHERS, MAX_PODS, MAX_PROXIES, MAX_RANGES, MAX_SERVICES, MAX_VERDICTS, NO_VERDICT,
-    Pod, REFUSALS_LEN, RefusalShare, STRANGERS_LEN, ServiceKey, Stranger, Verdict, VerdictKey,
+    EndpointKey, EndpointList, Excludable, Flow, FlowKey, HostPort, LISTENERS_PER_POD, MAX_CLIENTS, MAX_DESTINATIONS,
+    MAX_DIRECT, MAX_ENDPOINTS, MAX_EXCLUSIONS, MAX_FLOWS, MAX_OTHERS, MAX_PODS, MAX_PROXIES, MAX_RANGES, MAX_SERVICES,
+    MAX_VERDICTS, NO_VERDICT, NOT_EXCLUDED, Pod, REFUSALS_LEN, RefusalShare, STRANGERS_LEN, ServiceKey, Stranger,
+    Verdict, VerdictKey,
 };
 use aya_ebpf::bindings::{BPF_F_NO_PREALLOC, BPF_SK_STORAGE_GET_F_CREATE, bpf_sock};
 use aya_ebpf::btf_maps::lpm_trie::Key;
@@ -51,6 +52,10 @@ pub static DESTINATIONS: HashMap<Addr, Destination, { MAX_DESTINATIONS as usize 
 /// What holds of addresses of which nothing is known by themselves. Without an entry they are asked.
 #[btf_map(name = "adit_ranges")]
 pub static RANGES: LpmTrie<Addr, u32, { MAX_RANGES as usize }> = LpmTrie::new();
+
+/// What of pods' traffic is left alone. Looked into for pods whose flags say that there is something.
+#[btf_map(name = "adit_exclusions")]
+pub static EXCLUSIONS: LpmTrie<Excludable, u32, { MAX_EXCLUSIONS as usize }> = LpmTrie::new();
 
 /// The verdicts on connections within the node, and on peers without identity.
 #[btf_map(name = "adit_verdicts")]
@@ -98,7 +103,7 @@ pub static STRANGERS: RingBuf<Stranger, { STRANGERS_LEN as usize }> = RingBuf::n
 
 /// What is known of a destination, and which pod of this node it is: the cookie is zero where it is none.
 #[inline(always)]
-pub fn known(source: u32, addr: &Addr, port: adit_common::HostPort) -> (u64, Cached) {
+pub fn known(source: u32, addr: &Addr, port: HostPort) -> (u64, Cached) {
     let Some(place) = DESTINATIONS.get_ptr(addr) else {
         let verdict = RANGES.get(&Key::new(128, *addr)).copied();
         return (0, Cached::from_u32(verdict.unwrap_or_default()));
@@ -139,6 +144,24 @@ fn verdict(key: &VerdictKey) -> u32 {
     let its_own = source == key.source && slot == key.slot && port == key.port;
     // Not "no verdict": that would let another key's be found instead.
     if its_own { verdict } else { Cached::Ask as u32 }
+}
+
+/// Whether a connect of the pod is left alone.
+#[inline(always)]
+pub fn excludes_outbound(netns: u64, addr: &Addr, port: HostPort) -> bool {
+    adit_common::excludes_outbound(netns, addr, port, exclusion)
+}
+
+/// Whether what comes in at a port of the pod is left alone.
+#[inline(always)]
+pub fn excludes_inbound(netns: u64, port: HostPort) -> bool {
+    adit_common::excludes_inbound(netns, port, exclusion)
+}
+
+#[inline(always)]
+fn exclusion(of: &Excludable) -> u32 {
+    let bits = 8 * size_of::<Excludable>() as u32;
+    EXCLUSIONS.get(&Key::new(bits, *of)).copied().unwrap_or(NOT_EXCLUDED)
 }
 
 /// Adds to a counter.

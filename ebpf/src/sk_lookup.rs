@@ -15,7 +15,7 @@ use aya_log_ebpf::info;
 
 use crate::context::read_addr;
 use crate::direct;
-use crate::maps::{ADDRS, CLIENTS, FLOWS, LISTENERS, known};
+use crate::maps::{ADDRS, CLIENTS, FLOWS, LISTENERS, excludes_inbound, known};
 
 /// The cookie of the pod's network namespace.
 #[unsafe(no_mangle)]
@@ -68,10 +68,15 @@ pub fn adit_sk_lookup(ctx: SkLookupContext) -> u32 {
         // SAFETY: as above.
         searched: unsafe { (*ctx.lookup).ingress_ifindex } == 0,
     };
-    let nobody = || match known(NOBODY, &local, port) {
-        (owner, verdict) if owner == netns => verdict,
-        // Another pod's address, or nobody's: nothing is known of this pod by it.
-        _ => Cached::Ask,
+    let nobody = || {
+        if flags.has(PodFlags::EXCLUDES_INBOUND) && excludes_inbound(netns, port) {
+            return Cached::Excluded;
+        }
+        match known(NOBODY, &local, port) {
+            (owner, verdict) if owner == netns => verdict,
+            // Another pod's address, or nobody's: nothing is known of this pod by it.
+            _ => Cached::Ask,
+        }
     };
     match syn(&facts, nobody) {
         SynVerdict::Pass => {

@@ -184,7 +184,9 @@ async fn attempt(
     addr: SocketAddr,
     track: &mut Track,
 ) -> Result<Next, Refusal> {
-    let in_mesh = workload.filter(|workload| workload.protocol == Protocol::Hbone);
+    // What it excludes is outside the mesh, whoever dials it.
+    let in_mesh =
+        workload.filter(|workload| workload.protocol == Protocol::Hbone && !workload.excludes_inbound(addr.port()));
     let encrypted = |workload: &Workload| workload.same_node == SameNode::Encrypted;
     let source = mesh.workload_by_uid(pod.uid()).unwrap_or_else(|| pod.workload());
     let local = match in_mesh.filter(|workload| !encrypted(workload) && !encrypted(source)) {
@@ -302,13 +304,16 @@ async fn connected(
     }
 }
 
-/// Asks the policies that apply to `workload`.
+/// Asks the policies that apply to `workload`; none do at a port that it excludes.
 pub(super) fn permit(
     mesh: &Mesh,
     workload: &Workload,
     request: &policy::Request<'_>,
     track: &Track,
 ) -> Result<(), Refusal> {
+    if workload.excludes_inbound(request.destination_port) {
+        return Ok(());
+    }
     let decision = policy::evaluate(mesh.policies(), workload, request);
     for rule in &decision.dry_run_denials {
         track.would_deny(&rule.to_string());

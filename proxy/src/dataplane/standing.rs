@@ -82,6 +82,9 @@ fn forbidden(mesh: &Mesh, connection: &Connection) -> Option<String> {
 /// the kernel has given it one, no rule that goes by it can have decided.
 pub(super) fn forbidding_rule(mesh: &Mesh, destination: &Workload, connection: &Connection) -> Option<String> {
     let to = connection.destination.addr?;
+    if destination.excludes_inbound(to.port()) {
+        return None;
+    }
     let request = policy::Request {
         source: connection.source.identity.as_ref(),
         source_ip: connection.source.addr.unwrap_or(to).ip(),

@@ -10,7 +10,7 @@ use arc_swap::ArcSwap;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::identity::SpiffeId;
-use crate::mesh::{Changes, Mesh, Place, Protocol, SameNode, Workload};
+use crate::mesh::{Changes, Mesh, Place, PortRange, Protocol, SameNode, Workload};
 use crate::node::{CAPTURE_TEST, LocalPod, LocalPods};
 use crate::policy::{self, compile};
 use crate::steer::{ServiceMaps, SteerError, VerdictMaps, range};
@@ -531,7 +531,39 @@ fn verdicts(mesh: &Mesh, pod: &Enrolled<'_>, sources: &[(u32, Option<&SpiffeId>)
         Cached::Ask if !table.is_empty() => Cached::Table,
         verdict => verdict,
     };
-    (verdict, table)
+    let (Some(now), Some(enrolled)) = (&workload.exclusions, &pod.workload.exclusions) else {
+        return (verdict, table);
+    };
+    // Those of which the pod's own programs know already: else they would take what is left alone for a stranger's.
+    let known = now.inbound_ports.iter().flat_map(|range| {
+        let enrolled = enrolled.inbound_ports.iter();
+        enrolled.filter_map(|known| range.and(known))
+    });
+    leave_alone(verdict, table, sources, &known.collect::<Vec<_>>())
+}
+
+/// The same, with what a pod of this node dials left alone at these ports.
+fn leave_alone(
+    verdict: Cached,
+    mut table: Table,
+    sources: &[(u32, Option<&SpiffeId>)],
+    ports: &[PortRange],
+) -> (Cached, Table) {
+    let count: usize = ports.iter().map(|range| range.ports().len()).sum();
+    match count {
+        0 => return (verdict, table),
+        1..=MAX_PORTS => {}
+        _ => return (Cached::Ask, Table::new()),
+    }
+    for (source, _) in sources {
+        if verdict != Cached::Table {
+            table.insert((*source, ANY_PORT), verdict);
+        }
+        for port in ports.iter().flat_map(PortRange::ports) {
+            table.insert((*source, port), Cached::Excluded);
+        }
+    }
+    (Cached::Table, table)
 }
 
 /// What holds of addresses of which nothing is known by themselves: within the cluster they are asked. Of a family of
@@ -552,6 +584,46 @@ fn ranges(cluster: &[IpNet]) -> HashMap<Range, Cached> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ports_that_a_pod_excludes_are_left_alone_and_at_others_holds_what_held() {
+        let sources = [(0, None), (3, None)];
+        let ports = |texts: &[&str]| {
+            texts
+                .iter()
+                .map(|text| text.parse().unwrap())
+                .collect::<Vec<PortRange>>()
+        };
+        let excluded = |verdict, table: &Table, texts: &[&str]| {
+            let (verdict, table) = leave_alone(verdict, table.clone(), &sources, &ports(texts));
+            let of = move |source, port| {
+                let found = table.get(&(source, port)).or_else(|| table.get(&(source, ANY_PORT)));
+                found.copied()
+            };
+            (verdict, of)
+        };
+        let none = Table::new();
+        for before in [Cached::Allow, Cached::Deny, Cached::Ask] {
+            let (verdict, of) = excluded(before, &none, &["9090", "8000-8001"]);
+            assert_eq!(verdict, Cached::Table);
+            for (port, expected) in [(9090, Cached::Excluded), (8001, Cached::Excluded), (8002, before)] {
+                assert_eq!([of(0, port), of(3, port)], [Some(expected); 2], "{before:?} {port}");
+            }
+        }
+        let told = Table::from([
+            ((3, 9090), Cached::Deny),
+            ((3, ANY_PORT), Cached::Allow),
+            ((3, 80), Cached::Deny),
+        ]);
+        let (verdict, of) = excluded(Cached::Table, &told, &["9090"]);
+        assert_eq!(verdict, Cached::Table);
+        assert_eq!(
+            [of(3, 9090), of(3, 80), of(3, 81), of(0, 81)],
+            [Some(Cached::Excluded), Some(Cached::Deny), Some(Cached::Allow), None]
+        );
+        assert_eq!(excluded(Cached::Deny, &none, &[]).0, Cached::Deny);
+        assert_eq!(excluded(Cached::Table, &told, &["20000-20100"]).0, Cached::Ask);
+    }
 
     #[test]
     fn outside_the_clusters_ranges_nothing_is_asked() {

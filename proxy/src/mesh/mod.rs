@@ -6,6 +6,7 @@
 mod edit;
 mod endpoints;
 mod error;
+mod exclusions;
 mod handle;
 mod model;
 mod policy_model;
@@ -16,6 +17,7 @@ pub mod source;
 pub use edit::{Change, Changes};
 pub use endpoints::{Endpoint, EndpointError, Place};
 pub use error::{MeshError, Subject};
+pub use exclusions::{AnnotationError, ExclusionError, Exclusions, MAX_BLOCKS, PortRange};
 pub use handle::MeshHandle;
 pub use model::{
     CAPTURED, Captured, Node, PodDetails, Protocol, Readiness, ResolvedEndpoint, SameNode, Service, ServiceEndpoint,

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
+use super::Exclusions;
 use crate::identity::SpiffeId;
 
 /// How a workload is reached from another node.
@@ -74,6 +75,9 @@ pub struct Workload {
     pub policies: Vec<Arc<str>>,
     /// Whether it may be chosen as an endpoint.
     pub ready: bool,
+    /// What of its traffic is left alone; none where nothing is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exclusions: Option<Arc<Exclusions>>,
     /// For a pod of the local node, a path to its network namespace. Where there is none, the namespace is found by the
     /// pod's cgroup.
     pub netns: Option<PathBuf>,
@@ -99,6 +103,9 @@ pub struct PodDetails {
     pub static_uid: Option<Arc<str>>,
     /// Its annotations that begin with `mesh.adit/`.
     pub annotations: BTreeMap<String, String>,
+    /// What is wrong with those.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub faults: Vec<String>,
     /// The condition `mesh.adit/Captured`, where it has one.
     pub captured: Option<Captured>,
 }
@@ -133,6 +140,13 @@ impl Workload {
     pub fn cgroup_uid(&self) -> &str {
         let of_static = self.pod.as_ref().and_then(|pod| pod.static_uid.as_deref());
         of_static.unwrap_or(&self.uid)
+    }
+
+    /// Whether what comes in at the port goes straight to the application, whoever it is from. To whoever dials it, it is
+    /// outside the mesh.
+    pub fn excludes_inbound(&self, port: u16) -> bool {
+        let ranges = self.exclusions.iter().flat_map(|exclusions| &exclusions.inbound_ports);
+        ranges.into_iter().any(|range| range.contains(port))
     }
 
     /// Its address of the same family as `like`, where it has one.

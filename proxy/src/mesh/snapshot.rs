@@ -355,6 +355,7 @@ pub(crate) mod tests {
             zone: "".into(),
             policies: Vec::new(),
             ready: true,
+            exclusions: None,
             netns: None,
             pod: None,
         }

@@ -12,6 +12,8 @@ pub(super) enum Change {
     None,
     /// The kernel must be told of addresses. What is open goes on.
     Addresses,
+    /// The same of what is left alone, now or no more.
+    Exclusions,
     /// It is to be enrolled anew: it has another identity or namespace, or its connections another way.
     Anew,
 }
@@ -23,6 +25,7 @@ pub(super) fn change(pod: &Enrolled, now: &Workload) -> Change {
     match &pod.found {
         _ if anew => Change::Anew,
         None if pod.addresses != now.addresses => Change::Anew,
+        _ if old.exclusions != now.exclusions => Change::Exclusions,
         Some(_) if !covers(&pod.addresses, &now.addresses) => Change::Addresses,
         _ => Change::None,
     }
@@ -60,7 +63,7 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use crate::mesh::{SameNode, test_workload};
+    use crate::mesh::{Exclusions, SameNode, test_workload};
     use crate::node::pod_cgroup::FoundNetns;
 
     fn ips(texts: &[&str]) -> Vec<IpAddr> {
@@ -110,6 +113,12 @@ mod tests {
         assert_eq!(anew(&|now| now.netns = Some("/run/netns/a".into())), Change::Anew);
         assert_eq!(anew(&|now| now.same_node = SameNode::Encrypted), Change::Anew);
         assert_eq!(anew(&|now| now.addresses = ips(&["10.0.0.2"])), Change::Anew);
+        let excluding = |now: &mut Workload| {
+            let mut exclusions = Exclusions::default();
+            exclusions.annotated("mesh.adit/exclude-inbound-ports", "9090").unwrap();
+            now.exclusions = Some(Arc::new(exclusions));
+        };
+        assert_eq!(anew(&excluding), Change::Exclusions);
         let other = test_workload("shop", "web", "10.0.0.1").identity;
         assert_eq!(anew(&|now| now.identity = other.clone()), Change::Anew);
     }

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 
 use super::bars::barred;
+use super::capture_test::CAPTURE_TEST;
 use super::change::{Change, change, with_addresses};
 use super::pod_cgroup::{FoundNetns, PodCgroups, inode};
 use super::{LocalPod, LocalPods, Netns, NetnsError, PodListeners, listen_in};
@@ -229,6 +230,7 @@ impl Enrolment {
             return Change::Anew;
         }
         match change(pod, workload) {
+            Change::Exclusions => Change::Exclusions,
             // Those that it has are looked at as long as the mesh does not know them.
             Change::None if pod.found.is_none() || !workload.addresses.is_empty() => Change::None,
             Change::None | Change::Addresses => match local.netns().addresses() {
@@ -254,6 +256,14 @@ impl Enrolment {
     fn try_add(&mut self, workload: &Arc<Workload>, wanted: &Wanted<'_>, cgroups: &PodCgroups<'_>, change: Change) {
         match self.add(workload, wanted, cgroups, change) {
             Ok(()) if change == Change::Addresses => drop(self.failed.remove(&workload.uid)),
+            Ok(()) if change == Change::Exclusions => {
+                tracing::info!(
+                    "pod {}/{}: what it excludes has changed",
+                    workload.namespace,
+                    workload.name
+                );
+                self.failed.remove(&workload.uid);
+            }
             // It is looked for again when it is born.
             Err(EnrolError::NoProcess) => {
                 tracing::debug!("pod {}/{} has no process yet", workload.namespace, workload.name);
@@ -352,6 +362,8 @@ impl Enrolment {
             cookie,
             identity: Some(&workload.identity),
             same_node_encrypted: workload.same_node == SameNode::Encrypted,
+            exclusions: workload.exclusions.as_deref(),
+            kept: &CAPTURE_TEST,
             addresses: &workload.addresses,
             local_ports: made.as_ref().map_or([0, 0], |(local_ports, _)| *local_ports),
             listeners,

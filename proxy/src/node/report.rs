@@ -45,7 +45,7 @@ pub struct Report {
     written: HashMap<Arc<str>, Option<Captured>>,
     writing: HashSet<Arc<str>>,
     /// What was complained of last.
-    complaints: HashMap<Arc<str>, String>,
+    complaints: HashMap<Arc<str>, Vec<Complaint>>,
     pause: Duration,
     resume: Instant,
     last_error: Option<String>,
@@ -57,6 +57,8 @@ struct Tested {
     at: Instant,
 }
 
+/// What is wrong: in a word, and in words.
+type Complaint = (&'static str, String);
 type TestEnd = (Arc<LocalPod>, Result<(), String>);
 type WriteEnd = (Arc<Workload>, Option<Captured>, Result<(), WriteError>);
 
@@ -236,18 +238,64 @@ impl Report {
     }
 
     fn complain_of(&mut self, standing: &PodStanding) {
-        let (reason, text) = match (&standing.capture, self.result(standing)) {
-            (Capture::Failed(text), _) => ("EnrolmentFailed", text.clone()),
-            (Capture::Barred(bar), _) => (bar.reason(), bar.to_string()),
-            (Capture::Enrolled(_), Some(Err(text))) => ("SelfTestFailed", text.clone()),
-            _ => {
-                self.complaints.remove(&standing.workload.uid);
-                return;
+        let workload = &standing.workload;
+        let now = complaints(standing, self.result(standing));
+        let before = self.complaints.get(&workload.uid);
+        for (reason, text) in &now {
+            if before.is_none_or(|before| !before.iter().any(|told| told == &(*reason, text.clone()))) {
+                (self.complain)(workload, reason, text);
             }
-        };
-        if self.complaints.get(&standing.workload.uid) != Some(&text) {
-            (self.complain)(&standing.workload, reason, &text);
-            self.complaints.insert(Arc::clone(&standing.workload.uid), text);
         }
+        match now.is_empty() {
+            true => drop(self.complaints.remove(&workload.uid)),
+            false => drop(self.complaints.insert(Arc::clone(&workload.uid), now)),
+        }
+    }
+}
+
+/// What is wrong with a pod that stands so, where `tested` tells how its last test ended.
+fn complaints(standing: &PodStanding, tested: Option<&Result<(), String>>) -> Vec<Complaint> {
+    let of_capture = match (&standing.capture, tested) {
+        (Capture::Failed(text), _) => Some(("EnrolmentFailed", text.clone())),
+        (Capture::Barred(bar), _) => Some((bar.reason(), bar.to_string())),
+        (Capture::Enrolled(_), Some(Err(text))) => Some(("SelfTestFailed", text.clone())),
+        _ => None,
+    };
+    // What annotations say matters where the pod is captured, or is to be. All in one: of events about one thing the last
+    // stands for all.
+    let faults = standing.workload.pod.as_ref().map(|pod| pod.faults.join("; "));
+    let of_annotations = faults
+        .filter(|text| !text.is_empty() && !matches!(standing.capture, Capture::Barred(_) | Capture::Outside))
+        .map(|text| ("InvalidAnnotation", text));
+    of_capture.into_iter().chain(of_annotations).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Bar;
+    use super::*;
+    use crate::mesh::{PodDetails, test_workload};
+
+    #[test]
+    fn bad_annotations_are_complained_of_where_they_matter_beside_what_else_is_wrong() {
+        let reasons = |capture: Capture, faults: &[&str]| {
+            let mut workload = test_workload("shop", "cart", "10.0.0.1");
+            workload.pod = Some(Arc::new(PodDetails {
+                faults: faults.iter().map(|fault| (*fault).to_owned()).collect(),
+                ..PodDetails::default()
+            }));
+            let workload = Arc::new(workload);
+            complaints(&PodStanding { workload, capture }, None)
+        };
+        let invalid = ("InvalidAnnotation", "a; b".to_owned());
+        let failed = ("EnrolmentFailed", "no".to_owned());
+        assert_eq!(reasons(Capture::Waiting, &["a", "b"]), std::slice::from_ref(&invalid));
+        assert_eq!(
+            reasons(Capture::Failed("no".to_owned()), &["a", "b"]),
+            [failed, invalid]
+        );
+        assert_eq!(reasons(Capture::Waiting, &[]), []);
+        assert_eq!(reasons(Capture::Outside, &["a"]), []);
+        assert_eq!(reasons(Capture::Barred(Bar::HostNetwork), &["a"])[0].0, "HostNetwork");
     }
 }

@@ -65,6 +65,8 @@ fn in_scratch_netns(steering: &Steering, cgroup: &ScratchCgroup) -> Result<(), S
         cookie: netns.cookie(),
         identity: None,
         same_node_encrypted: false,
+        exclusions: None,
+        kept: &[],
         addresses: &[POD.into()],
         local_ports: netns
             .local_port_range()

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
 
+use super::capture_test::CAPTURE_TEST;
 use super::change::{Change, change};
 use super::enrol::{first_of, wanted};
 use super::{EnrolError, Enrolment, LocalPod, listen_in};
@@ -86,6 +87,8 @@ impl Enrolment {
             cookie: pod.netns().cookie(),
             identity: Some(pod.identity()),
             same_node_encrypted: workload.same_node == SameNode::Encrypted,
+            exclusions: workload.exclusions.as_deref(),
+            kept: &CAPTURE_TEST,
             addresses: &workload.addresses,
             local_ports: pod.local_ports(),
             listeners: first_of(&listeners),

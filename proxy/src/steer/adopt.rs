@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::os::fd::AsFd as _;
 
-use adit_common::{AddrKey, Pod};
+use adit_common::{AddrKey, Exclusion, Pod};
 
 use super::error::at;
 use super::pins::Pins;
@@ -21,6 +21,10 @@ impl HeldPods {
         for key in sys::keys::<AddrKey>(maps.addrs.as_fd()).map_err(at)? {
             extra.entry(key.netns).or_default().push(key);
         }
+        let mut excluded: HashMap<u64, HashMap<Exclusion, u32>> = HashMap::new();
+        for (key, value) in maps.excluded()? {
+            excluded.entry(key.of.cookie()).or_default().insert(key, value);
+        }
         let mut pods = Self::default();
         for cookie in sys::keys::<u64>(maps.pods.as_fd()).map_err(at)? {
             let Some(entry) = sys::get::<_, Pod>(maps.pods.as_fd(), &cookie).map_err(at)? else {
@@ -35,6 +39,7 @@ impl HeldPods {
             let pod = HeldPod {
                 entry,
                 extra_addresses: extra.remove(&cookie).unwrap_or_default(),
+                exclusions: excluded.remove(&cookie).unwrap_or_default(),
                 lookup: pins.pod(cookie)?,
                 program: 0,
                 claimed: false,
@@ -44,6 +49,9 @@ impl HeldPods {
         // What a process left that was killed half-way.
         for key in extra.into_values().flatten() {
             sys::delete(maps.addrs.as_fd(), &key).map_err(at)?;
+        }
+        for key in excluded.into_values().flat_map(HashMap::into_keys) {
+            maps.exclude_no_more(&key)?;
         }
         for cookie in pins.pods()? {
             if !pods.by_cookie.contains_key(&cookie) {

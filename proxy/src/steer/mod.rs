@@ -10,6 +10,7 @@ mod cgroup;
 mod destroy;
 mod direct;
 mod error;
+mod exclusions;
 mod flows;
 mod kubelet;
 mod log;
@@ -141,6 +142,7 @@ pub(crate) struct Maps {
     proxies: OwnedFd,
     destinations: OwnedFd,
     ranges: OwnedFd,
+    exclusions: OwnedFd,
     verdicts: OwnedFd,
     services: OwnedFd,
     endpoints: OwnedFd,
@@ -225,6 +227,7 @@ impl Maps {
             proxies: object.map("adit_proxies")?,
             destinations: object.map("adit_destinations")?,
             ranges: object.map("adit_ranges")?,
+            exclusions: object.map("adit_exclusions")?,
             verdicts: object.map("adit_verdicts")?,
             services: object.map("adit_services")?,
             endpoints: object.map("adit_endpoints")?,

@@ -1,7 +1,7 @@
 //! The names under which maps and links outlive the process: files of a bpffs.
 //!
 //! ```text
-//! /sys/fs/bpf/adit/v2/maps/adit_pods     each map
+//! /sys/fs/bpf/adit/v3/maps/adit_pods     each map
 //!                    /links/adit_connect4  each cgroup program's link
 //!                    /pods/4f          each enrolled pod's socket lookup, by the cookie of its network namespace
 //! ```

@@ -1,15 +1,17 @@
 //! The enrolled pods: their entries in the maps, their listeners, their instances of the socket lookup.
 
 use std::collections::{BTreeSet, HashMap};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
 use std::sync::{MutexGuard, PoisonError};
 
-use adit_common::{Addr, AddrKey, Destination, Listener, MAX_PODS, NOBODY, Pod, PodFlags, listener_index};
+use adit_common::{Addr, AddrKey, Destination, Exclusion, Listener, MAX_PODS, NOBODY, Pod, PodFlags, listener_index};
 
 use super::error::at;
+use super::exclusions;
 use super::{SK_LOOKUP, SteerError, Steering, sys};
 use crate::identity::SpiffeId;
+use crate::mesh::Exclusions;
 
 /// What steering must know of a pod.
 #[derive(Debug)]
@@ -26,6 +28,10 @@ pub struct PodSteering<'a> {
     pub identity: Option<&'a SpiffeId>,
     /// Whether the pod's connections within the node take the proxy.
     pub same_node_encrypted: bool,
+    /// What of its traffic is left alone.
+    pub exclusions: Option<&'a Exclusions>,
+    /// Where connects are captured whatever is excluded: where it is tested that they are.
+    pub kept: &'a [SocketAddr],
     /// The pod's addresses.
     pub addresses: &'a [IpAddr],
     /// The pod's `net.ipv4.ip_local_port_range`.
@@ -58,6 +64,8 @@ pub struct PodPlace {
 pub(super) struct HeldPod {
     pub(super) entry: Pod,
     pub(super) extra_addresses: Vec<AddrKey>,
+    /// Its entries among those of what is left alone.
+    pub(super) exclusions: HashMap<Exclusion, u32>,
     /// The link of the pod's socket lookup.
     pub(super) lookup: Option<OwnedFd>,
     /// The id of the program that this process has put into the link.
@@ -105,7 +113,7 @@ impl Steering {
     fn put_pod(&self, pod: &PodSteering<'_>, held: &mut HeldPod) -> Result<PodPlace, SteerError> {
         let maps = &self.maps;
         let slot = held.entry.slot;
-        let mut flags = PodFlags::default();
+        let mut flags = exclusions::flags(pod.exclusions);
         if self.log.covers(pod.namespace, pod.name) {
             flags = flags.with(PodFlags::LOG);
         }
@@ -150,6 +158,7 @@ impl Steering {
                 held.extra_addresses.push(key);
             }
         }
+        maps.exclude(pod.cookie, pod.exclusions, pod.kept, &mut held.exclusions)?;
         // What comes in is steered before connects are captured: a captured connect must find its listener.
         self.put_lookup(pod, slot, flags, held)?;
         let entry = Pod {
@@ -236,6 +245,9 @@ impl Steering {
         for key in &pod.extra_addresses {
             let _ = sys::delete(self.maps.addrs.as_fd(), key);
         }
+        for key in pod.exclusions.keys() {
+            let _ = self.maps.exclude_no_more(key);
+        }
         for kind in [Listener::Outbound, Listener::Hbone, Listener::Plaintext] {
             let _ = sys::delete(self.maps.listeners.as_fd(), &listener_index(pod.entry.slot, kind));
         }
@@ -263,6 +275,7 @@ impl HeldPod {
         Self {
             entry: Pod { slot, ..Pod::default() },
             extra_addresses: Vec::new(),
+            exclusions: HashMap::new(),
             lookup: None,
             program: 0,
             claimed: true,

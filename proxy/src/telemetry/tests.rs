@@ -23,6 +23,7 @@ pub(super) fn workload(namespace: &str, name: &str, account: &str) -> Workload {
         zone: "".into(),
         policies: Vec::new(),
         ready: true,
+        exclusions: None,
         netns: None,
         pod: None,
     }

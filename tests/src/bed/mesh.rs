@@ -60,7 +60,22 @@ pub struct WorkloadDoc {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ready: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub exclude: Option<ExcludeDoc>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub netns: Option<PathBuf>,
+}
+
+/// What of a workload's traffic is left alone.
+#[derive(Debug, Clone, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[expect(missing_docs, reason = "the fields are the mesh file's own")]
+pub struct ExcludeDoc {
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub inbound_ports: Vec<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub outbound_ports: Vec<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub outbound_cidrs: Vec<String>,
 }
 
 /// A service in the mesh file.

@@ -50,7 +50,7 @@ pub use self::capture::Capture;
 pub use self::cgroup::mount_point as cgroup_mount_point;
 pub use self::check::{CheckFinding, CheckReport};
 pub use self::log::{AccessLine, Log};
-pub use self::mesh::{MeshDoc, NodeDoc, PortDoc, ServiceDoc, WorkloadDoc};
+pub use self::mesh::{ExcludeDoc, MeshDoc, NodeDoc, PortDoc, ServiceDoc, WorkloadDoc};
 pub use self::node::Node;
 pub use self::pod::{Pod, Spawned};
 pub use self::rebirth::Newborn;

@@ -91,6 +91,7 @@ impl Pod {
             policies: self.spec.policies.clone(),
             same_node: None,
             ready: None,
+            exclude: None,
             netns: (enrolled && self.spec.uid.is_none()).then(|| self.netns()),
         }
     }

@@ -1,31 +1,8 @@
 //! A running pod comes into the mesh and leaves it without a break of what is open.
 
-use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
+use adit_tests::bed::{Bed, Running};
 
-use adit_tests::bed::{Bed, Pod, Running};
-use adit_tests::net;
-
-use crate::world::{BY_ADDRESS, LONG, PORT, SOON, ask, echo, source_line, world};
-
-/// A connection of the pod that says something each time it is told to go on, and last closes.
-fn talks(pod: &Pod, to: std::net::SocketAddr, times: usize) -> Running<()> {
-    pod.serve(move |stage| {
-        let mut stream = TcpStream::connect(to)?;
-        net::with_deadlines(&stream)?;
-        for time in 0..times {
-            let said = format!("turn {time}");
-            stream.write_all(said.as_bytes())?;
-            let mut heard = vec![0; said.len()];
-            stream.read_exact(&mut heard)?;
-            anyhow::ensure!(heard == said.as_bytes(), "turn {time}");
-            stage.reached(())?;
-            stage.hold()?;
-        }
-        Ok(())
-    })
-    .unwrap()
-}
+use crate::world::{BY_ADDRESS, LONG, PORT, SOON, ask, echo, source_line, talks, world};
 
 fn label(bed: &Bed, name: &str, enrolled: bool) {
     let entry = bed.pod(name).entry(enrolled);

@@ -16,6 +16,7 @@ mod crash;
 mod departure;
 mod direct;
 mod drain;
+mod exclusions;
 mod families;
 mod full_maps;
 mod hairpin;

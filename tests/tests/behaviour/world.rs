@@ -1,6 +1,7 @@
 //! The world in which most behaviours are shown, and words that their stories share.
 
-use std::net::SocketAddr;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use adit_tests::bed::{AccessLine, Bed, BedBuilder, Pod, PodSpec, Running};
@@ -48,6 +49,25 @@ pub(crate) fn name(pod: &Pod, port: u16) -> Running<()> {
     let name = pod.name().to_owned();
     pod.serve(|stage| net::name_forever(stage, ("::", port), &name))
         .unwrap()
+}
+
+/// A connection of the pod that says something each time it is told to go on, and last closes.
+pub(crate) fn talks(pod: &Pod, to: SocketAddr, times: usize) -> Running<()> {
+    pod.serve(move |stage| {
+        let mut stream = TcpStream::connect(to)?;
+        net::with_deadlines(&stream)?;
+        for time in 0..times {
+            let said = format!("turn {time}");
+            stream.write_all(said.as_bytes())?;
+            let mut heard = vec![0; said.len()];
+            stream.read_exact(&mut heard)?;
+            anyhow::ensure!(heard == said.as_bytes(), "turn {time}");
+            stage.reached(())?;
+            stage.hold()?;
+        }
+        Ok(())
+    })
+    .unwrap()
 }
 
 /// The client asks an echo server, which must answer in full and in order.

@@ -4,6 +4,7 @@
 mod bed;
 mod ca;
 mod capture;
+mod exclusions;
 mod failures;
 mod labels;
 mod policies;

@@ -25,6 +25,8 @@ pub(crate) const DEFAULT_TESTS: &[&str] = &[
     "paths::",
     "transparency::",
     "connect_variants::",
+    "exclusions::an_excluded_port",
+    "exclusions::what_a_pod_dials",
     "outside_mesh::a_p",
     "outside_mesh::udp_is_left_alone",
     "policy::a_policy_that_asks_for_an_identity",

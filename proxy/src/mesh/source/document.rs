@@ -1,5 +1,6 @@
 //! The YAML document of a mesh and how it becomes a [`Mesh`]. Its reference is `docs/mesh-file.md`.
 
+mod exclude;
 mod rules;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -11,6 +12,7 @@ use ipnet::IpNet;
 use serde::Deserialize;
 use serde_saphyr::{Location, Spanned};
 
+use self::exclude::ExcludeSpec;
 use self::rules::RuleSpec;
 use super::fault::{Fault, Misplaced, Place};
 use crate::identity::{SpiffeId, TrustDomain};
@@ -79,6 +81,8 @@ struct WorkloadSpec {
     policies: Vec<String>,
     #[serde(default = "yes")]
     ready: bool,
+    #[serde(default)]
+    exclude: Option<ExcludeSpec>,
     #[serde(default)]
     netns: Option<Spanned<PathBuf>>,
 }
@@ -284,6 +288,7 @@ impl Builder {
                 .entry(Arc::clone(&namespace))
                 .or_default()
                 .push(self.parts.workloads.len());
+            let exclusions = spec.exclude.map(ExcludeSpec::into_exclusions).transpose()?;
             let policies = spec.policies.iter().map(|policy| self.share(policy)).collect();
             self.parts.workloads.push(Workload {
                 uid,
@@ -299,6 +304,7 @@ impl Builder {
                 zone,
                 policies,
                 ready: spec.ready,
+                exclusions: exclusions.flatten(),
                 netns: spec.netns.map(|netns| netns.value),
                 pod: None,
             });

@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use super::file::MAX_SIZE;
 use crate::identity::SpiffeError;
-use crate::mesh::{IpBlockError, MeshError, StringMatchError};
+use crate::mesh::{ExclusionError, IpBlockError, MeshError, StringMatchError};
 
 /// Why a mesh could not be loaded from a file.
 #[derive(Debug, Error)]
@@ -114,6 +114,9 @@ pub enum Fault {
     /// Neither port number nor port name.
     #[error("{0:?} is neither a port from 1 to 65535 nor the name of one")]
     Port(String),
+    /// What is to be left alone cannot be.
+    #[error("{0}: {1}")]
+    Exclusion(&'static str, ExclusionError),
     /// The network namespace's path is relative.
     #[error("netns: {} is not an absolute path", .0.display())]
     NetnsPath(PathBuf),

@@ -1,6 +1,6 @@
 use super::*;
 use crate::identity::SpiffeError;
-use crate::mesh::{IpBlockError, MeshError, StringMatchError};
+use crate::mesh::{ExclusionError, IpBlockError, MeshError, StringMatchError};
 
 const HEAD: &str = "trustDomain: cluster.local\n";
 
@@ -82,6 +82,31 @@ services:
             TargetPort::Number(82)
         ]
     );
+}
+
+#[test]
+fn what_a_workload_excludes_is_taken_over() {
+    let mesh = good(&workload(
+        "    exclude: {inboundPorts: [9090, 8000-8010], outboundPorts: [5432], outboundCidrs: [192.0.2.0/24, \"fd00::/8\"]}",
+    ));
+    let cart = mesh.workload_by_uid("shop/cart").unwrap();
+    let exclusions = cart.exclusions.as_deref().unwrap();
+    assert_eq!(
+        exclusions.inbound_ports,
+        ["8000-8010", "9090"].map(|ports| ports.parse().unwrap())
+    );
+    assert_eq!(exclusions.outbound_ports, ["5432"].map(|ports| ports.parse().unwrap()));
+    assert_eq!(
+        exclusions.outbound_cidrs,
+        ["192.0.2.0/24", "fd00::/8"].map(|net| net.parse().unwrap())
+    );
+    for (port, excluded) in [(9090, true), (8005, true), (8011, false), (5432, false)] {
+        assert_eq!(cart.excludes_inbound(port), excluded, "{port}");
+    }
+    for nothing in ["", "    exclude: {}", "    exclude: {inboundPorts: []}"] {
+        let mesh = good(&workload(nothing));
+        assert_eq!(mesh.workload_by_uid("shop/cart").unwrap().exclusions, None, "{nothing}");
+    }
 }
 
 #[test]
@@ -201,6 +226,26 @@ fn bad_values_are_refused_at_their_place() {
             Fault::Port("65536".into()),
         ),
         (workload("    ports: {http: -1}"), (6, 19), Fault::Port("-1".into())),
+        (
+            workload("    exclude: {inboundPorts: [9090, http]}"),
+            (6, 36),
+            Fault::Exclusion("inboundPorts", ExclusionError::Port("http".into())),
+        ),
+        (
+            workload("    exclude: {inboundPorts: [15008]}"),
+            (6, 29),
+            Fault::Exclusion("inboundPorts", ExclusionError::TunnelPort),
+        ),
+        (
+            workload("    exclude: {outboundCidrs: [10.0.0.0]}\n    ports: {http: 0}"),
+            (7, 19),
+            Fault::Port("0".into()),
+        ),
+        (
+            workload("    exclude: {outboundCidrs: [net]}"),
+            (6, 31),
+            Fault::Exclusion("outboundCidrs", ExclusionError::Cidr("net".into())),
+        ),
         (workload("    uid: 'a b'"), (6, 10), Fault::Uid("a b".into())),
         (
             "policies: [{name: a/b, scope: global, action: deny}]".into(),

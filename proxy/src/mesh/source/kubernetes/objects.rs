@@ -10,7 +10,7 @@ use prost::Message as _;
 use super::error::DecodeError;
 use super::settings::EnrolmentLabel;
 use super::wire::{self, text};
-use crate::mesh::{CAPTURED, Captured, PodDetails, Readiness, TrafficDistribution};
+use crate::mesh::{CAPTURED, Captured, Exclusions, PodDetails, Readiness, TrafficDistribution};
 
 /// What Istio's agent writes where Adit's writes its condition.
 const REDIRECTION: &str = "ambient.istio.io/redirection";
@@ -67,6 +67,8 @@ pub(super) struct Pod {
     pub(super) host_network: bool,
     pub(super) finished: bool,
     pub(super) deleting: bool,
+    /// What its annotations exclude.
+    pub(super) exclusions: Exclusions,
     /// When it was created, in seconds.
     pub(super) created: i64,
     /// Only for pods of the own node; `labelled` is not told yet.
@@ -179,14 +181,16 @@ pub(super) fn pod(bytes: Bytes, view: View<'_>) -> Result<Pod, DecodeError> {
     let is_true = |condition: &wire::PodCondition| &condition.status[..] == b"True";
     let captured = condition(CAPTURED);
     let mut details = is_own.then(PodDetails::default);
-    let mut redirected = false;
+    let (mut redirected, mut exclusions) = (false, Exclusions::default());
     entries(&meta.annotations, |key, value| {
+        let fault = exclusions.annotated(key, value).err();
         redirected |= key == REDIRECTION && value == "enabled";
         if let Some(details) = &mut details {
             if key == STATIC_UID {
                 details.static_uid = Some(value.into());
             } else if key.starts_with(OWN_ANNOTATIONS) {
                 details.annotations.insert(key.to_owned(), value.to_owned());
+                details.faults.extend(fault.map(|fault| fault.to_string()));
             }
         }
     })?;
@@ -232,6 +236,7 @@ pub(super) fn pod(bytes: Bytes, view: View<'_>) -> Result<Pod, DecodeError> {
         host_network,
         finished,
         deleting,
+        exclusions,
         created: meta.creation_timestamp.unwrap_or_default().seconds,
         details,
     })

@@ -79,6 +79,7 @@ impl Pod {
             zone: strings.share(""),
             policies: Vec::new(),
             ready: pod.ready,
+            exclusions: (!pod.exclusions.is_empty()).then(|| Arc::new(pod.exclusions)),
             netns: None,
             pod: pod.details.map(Arc::new),
         };

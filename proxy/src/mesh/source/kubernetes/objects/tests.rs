@@ -54,6 +54,8 @@ fn a_recorded_pod_is_read_and_of_another_nodes_only_what_is_needed() {
         Some((true, "by its node"))
     );
     assert_eq!((details.runtime_class, details.static_uid), (None, None));
+    let port: crate::mesh::PortRange = "9090".parse().unwrap();
+    assert_eq!(pod.exclusions.inbound_ports, [port]);
 
     let elsewhere = View {
         label: &label,
@@ -61,6 +63,8 @@ fn a_recorded_pod_is_read_and_of_another_nodes_only_what_is_needed() {
     };
     let pod = read_pod(cart, elsewhere).unwrap();
     assert_eq!(pod.details, None);
+    // Whoever dials it is to know.
+    assert_eq!(pod.exclusions.inbound_ports, [port]);
     assert_eq!(pod.labels.keys().collect::<Vec<_>>(), ["app", "version"]);
 
     let pod = read_pod(agent, elsewhere).unwrap();
@@ -202,6 +206,24 @@ fn captured_is_what_an_agent_has_said() {
     assert!(!captured(&[(CAPTURED, "False")], None));
     assert!(!captured(&[(CAPTURED, "Unknown")], None));
     assert!(!captured(&[], Some((REDIRECTION, "disabled"))));
+}
+
+#[test]
+fn of_annotations_that_are_not_as_they_should_be_nothing_is_taken_and_the_pods_own_node_knows_why() {
+    let read = |value: &'static str| {
+        changed(|meta, spec, _| {
+            spec.node_name = "n1".into();
+            meta.annotations.push(entry("mesh.adit/exclude-outbound-ports", "5432"));
+            meta.annotations.push(entry("mesh.adit/exclude-inbound-ports", value));
+        })
+    };
+    let good = read("9090");
+    assert!(!good.exclusions.inbound_ports.is_empty() && good.exclusions.has_outbound());
+    let bad = read("9090,");
+    assert!(bad.exclusions.inbound_ports.is_empty() && bad.exclusions.has_outbound());
+    for (pod, faults) in [(good, 0), (bad, 1)] {
+        assert_eq!(pod.details.unwrap().faults.len(), faults);
+    }
 }
 
 #[test]
