@@ -32,6 +32,9 @@ const RETRY: Duration = Duration::from_secs(10);
 /// A policy's object: its kind, namespace and name.
 type Named = (PolicyKind, Arc<str>, Arc<str>);
 
+/// The namespace and name of an object of a kind.
+type Name = (Arc<str>, Arc<str>);
+
 /// Watches both kinds of policies in all namespaces and puts on each object what became of it, for as long as the future is
 /// polled. It may be dropped at any time: what is not written yet is found again.
 pub async fn report_policies(client: Client, root_namespace: &str, events: Events) {
@@ -170,7 +173,7 @@ struct Known {
     conversion: Conversion,
     waiting: HashMap<Named, Report>,
     /// What a list that is under way has named so far.
-    listed: HashMap<PolicyKind, HashSet<(Arc<str>, Arc<str>)>>,
+    listed: HashMap<PolicyKind, HashSet<Name>>,
 }
 
 impl Known {
