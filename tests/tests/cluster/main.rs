@@ -5,6 +5,7 @@ mod bed;
 mod ca;
 mod capture;
 mod failures;
+mod install;
 mod labels;
 mod policies;
 mod probes;
