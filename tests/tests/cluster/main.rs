@@ -6,6 +6,7 @@ mod ca;
 mod capture;
 mod exclusions;
 mod failures;
+mod install;
 mod labels;
 mod policies;
 mod probes;

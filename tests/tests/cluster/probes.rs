@@ -5,10 +5,23 @@ use std::process::Stdio;
 use std::thread::sleep;
 use std::time::Duration;
 
-use adit_tests::cluster::{BUSYBOX, PodSpec};
-use serde_json::json;
+use adit_tests::cluster::{BUSYBOX, PodSpec, condition};
+use serde_json::{Value, json};
 
-use crate::stage::{SHOP, access, address, await_captured, call, mesh_namespace, shop, strict};
+use crate::stage::{
+    PATIENCE, SHOP, access, address, agent_log, await_access, await_captured, await_that, call, mesh_namespace, shop,
+    strict,
+};
+
+/// Allows nobody to speak to pods of the namespace.
+fn nobody(namespace: &str) -> Value {
+    json!({
+        "apiVersion": "security.istio.io/v1",
+        "kind": "AuthorizationPolicy",
+        "metadata": {"name": "nobody", "namespace": namespace},
+        "spec": {},
+    })
+}
 
 #[test]
 fn probes_and_kubectl_reach_a_pod_to_which_policy_lets_nobody_and_other_processes_of_the_node_do_not() {
@@ -16,14 +29,8 @@ fn probes_and_kubectl_reach_a_pod_to_which_policy_lets_nobody_and_other_processe
     let namespace = "probes";
     mesh_namespace(cluster, namespace);
     cluster.apply_json(&strict(namespace)).unwrap();
-    let nothing = json!({
-        "apiVersion": "security.istio.io/v1",
-        "kind": "AuthorizationPolicy",
-        "metadata": {"name": "nothing", "namespace": namespace},
-        "spec": {},
-    });
-    cluster.apply_json(&nothing).unwrap();
-    let often = |mut probe: serde_json::Value| {
+    cluster.apply_json(&nobody(namespace)).unwrap();
+    let often = |mut probe: Value| {
         probe["periodSeconds"] = 1.into();
         probe["failureThreshold"] = 2.into();
         probe
@@ -111,4 +118,45 @@ fn probes_and_kubectl_reach_a_pod_to_which_policy_lets_nobody_and_other_processe
         answer.as_ref().is_ok_and(|answer| answer.starts_with("http ")),
         "{answer:?} {said}"
     );
+}
+
+#[test]
+fn probes_pass_again_when_the_kubelet_is_in_another_cgroup() {
+    let cluster = shop();
+    let namespace = "moved";
+    mesh_namespace(cluster, namespace);
+    cluster.apply_json(&nobody(namespace)).unwrap();
+    let probe = json!({"httpGet": {"port": 8080, "path": "/"}, "periodSeconds": 1, "failureThreshold": 3});
+    let pod = PodSpec::new("http").namespace(namespace).node(1).account("server");
+    let pod = pod.args(["serve", "8080"]).container("readinessProbe", probe);
+    cluster.create(&pod).unwrap();
+    cluster.await_ready(namespace, "pod/http").unwrap();
+    await_captured(cluster, namespace, "http", true);
+    let fields = [
+        ("destination.workload", "moved/http"),
+        ("command", "kubelet"),
+        ("how", "fin"),
+    ];
+    // And back, as other tests look for it there.
+    for cgroup in ["elsewhere.service", "kubelet.service"] {
+        let line = format!("the kubelet is in the cgroup /sys/fs/cgroup/system.slice/{cgroup}");
+        let told = || agent_log(cluster, 1).matches(&line).count();
+        let before = told();
+        let script = format!(
+            "cd /sys/fs/cgroup/unified/system.slice && mkdir -p {cgroup} && for process in /proc/[0-9]*; do \
+             [ $(cat $process/comm) = kubelet ] && echo ${{process#/proc/}} > {cgroup}/cgroup.procs; done; true"
+        );
+        cluster.node(1).run(["sh", "-c", &script]).unwrap();
+        await_that(&format!("the kubelet to be found in {cgroup}"), || told() > before);
+        let passed = access(cluster, 1, &fields).len();
+        await_access(cluster, 1, passed + 4, &fields);
+        let args = ["pod", "--namespace", namespace, "http"];
+        let is_ready = |pod: &Value| condition(pod, "Ready") == Some("True");
+        cluster
+            .await_object("the pod to be ready", PATIENCE, &args, is_ready)
+            .unwrap();
+    }
+    cluster
+        .kubectl(["delete", "namespace", "--wait=false", namespace])
+        .unwrap();
 }
