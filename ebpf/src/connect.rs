@@ -25,7 +25,7 @@ use aya_log_ebpf::info;
 
 use crate::context::{read_addr, write_addr};
 use crate::direct;
-use crate::maps::{ADDRS, PODS, PROXIES, clear_socket_flow, excludes_outbound, known, new_socket_flow};
+use crate::maps::{ADDRS, PODS, PROXIES, clear_socket_flow, excludes_outbound, known, new_socket_flow, owner};
 use crate::services::{self, Chosen};
 use crate::startup;
 
@@ -88,13 +88,13 @@ fn steer<const ONLY_V4: bool>(
     // SAFETY: a read of the union's only meaningful member in this program type.
     let sk = unsafe { address.__bindgen_anon_1.sk };
     let mut chosen: Option<Endpoint> = None;
-    let known = || match known_to(pod, &addr, port) {
+    let known = || match known_to(netns, pod, &addr, port) {
         Cached::Service => match services::endpoint(&addr, port) {
             Chosen::Ask => Some(Cached::Ask),
             Chosen::Nowhere => None,
             Chosen::Endpoint(endpoint) => {
                 chosen = Some(endpoint);
-                let verdict = known_to(pod, &endpoint.addr, endpoint.port);
+                let verdict = known_to(netns, pod, &endpoint.addr, endpoint.port);
                 Some(through(&addr, &endpoint.addr, verdict))
             }
         },
@@ -180,11 +180,19 @@ fn steer<const ONLY_V4: bool>(
     }
 }
 
-/// What is known of a connection of the pod to an address.
+/// What is known of a connection of the pod, in this network namespace, to an address. One to a pod of this node is asked,
+/// too, while the pod has just come and its own address is not known to be its: it would be a stranger's to the other.
 #[inline(always)]
-fn known_to(pod: &Pod, addr: &Addr, port: HostPort) -> Cached {
+fn known_to(netns: u64, pod: &Pod, addr: &Addr, port: HostPort) -> Cached {
     match known(pod.source, addr, port) {
-        (netns, Cached::Allow) if netns != 0 && pod.flags.has(PodFlags::SAME_NODE_ENCRYPTED) => Cached::Ask,
+        (destination, Cached::Allow) if destination != 0 => {
+            let own = if addr.is_v4() { pod.v4 } else { pod.v6 };
+            if pod.flags.has(PodFlags::SAME_NODE_ENCRYPTED) || owner(&own) != netns {
+                Cached::Ask
+            } else {
+                Cached::Allow
+            }
+        }
         (_, verdict) => verdict,
     }
 }

@@ -127,6 +127,22 @@ pub fn known(source: u32, addr: &Addr, port: HostPort) -> (u64, Cached) {
     )
 }
 
+/// The network namespace of the pod of this node whose address this is known to be; 0 where it is nobody's.
+#[inline(always)]
+pub fn owner(addr: &Addr) -> u64 {
+    let Some(place) = DESTINATIONS.get_ptr(addr) else {
+        return 0;
+    };
+    // SAFETY: as in `known`.
+    let (netns, of) = unsafe {
+        (
+            ptr::read_volatile(&raw const (*place).netns),
+            read_addr(&raw const (*place).addr.words),
+        )
+    };
+    if of.same(addr) { netns } else { 0 }
+}
+
 #[inline(always)]
 fn verdict(key: &VerdictKey) -> u32 {
     let Some(place) = VERDICTS.get_ptr(key) else {

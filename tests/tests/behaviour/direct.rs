@@ -2,8 +2,9 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr};
+use std::time::{Duration, Instant};
 
-use adit_tests::bed::{AccessLine, Bed, Pod, PodSpec, wait_for};
+use adit_tests::bed::{AccessLine, Bed, Pod, PodSpec, Stage, wait_for};
 use adit_tests::net::{self, Ending};
 
 use crate::world::{BY_ADDRESS, LONG, PORT, SOON, ask, assert_refused, canonical, echo, source_line, world};
@@ -261,4 +262,64 @@ fn a_refusal_by_the_application_is_logged_as_one() {
     assert_eq!(attempt.connect, Some(libc::ECONNREFUSED), "{attempt:?}");
     let wanted = |line: &AccessLine| line.has(&[("how", "refused"), ("phase", "connect"), ("path", "direct")]);
     bed.node("n1").wait_for_access("the refusal", SOON, wanted).unwrap();
+}
+
+#[test]
+fn a_pod_that_has_just_come_is_never_a_stranger_to_a_pod_of_its_node() {
+    const COMING: usize = 12;
+    let only_known = "{name: only-known, namespace: shop, scope: namespace, action: allow, \
+        rules: [{from: [{namespaces: [shop]}]}]}";
+    let is_coming = |name: &str| name.starts_with("coming-");
+    // Their identity is known to the kernel before they come: it is the neighbour's.
+    let bed = (0..COMING).fold(world("just come"), |bed, number| {
+        bed.pod(
+            "n1",
+            PodSpec::new(&format!("coming-{number}")).account("shop/neighbour"),
+        )
+    });
+    let bed = bed.policy(only_known).start().unwrap();
+    let (node, server) = (bed.node("n1"), bed.pod("client"));
+    let _server = echo(server, PORT);
+    let to = server.at(PORT);
+    ask(bed.pod("neighbour"), to);
+    let mut all = Vec::new();
+    bed.update(|mesh| all.clone_from(&mesh.workloads)).unwrap();
+    let enrolled = |count: usize| {
+        wait_for(&format!("{count} pods"), SOON, || {
+            Ok(node.state()?["pods"].as_array().map(Vec::len) == Some(count))
+        })
+        .unwrap();
+    };
+    for _ in 0..4 {
+        bed.update(|mesh| mesh.workloads.retain(|workload| !is_coming(&workload.name)))
+            .unwrap();
+        enrolled(2);
+        let calling: Vec<_> = (0..COMING)
+            .map(|number| {
+                let calls = move |stage: &Stage| {
+                    stage.reached(())?;
+                    let (begin, mut answered) = (Instant::now(), 0);
+                    while answered < 20 && begin.elapsed() < LONG {
+                        answered += u32::from(net::ask(to, "hello").is_ok_and(|seen| seen.text == "hello"));
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                    Ok(answered)
+                };
+                bed.pod(&format!("coming-{number}")).serve(calls).unwrap()
+            })
+            .collect();
+        bed.update(|mesh| mesh.workloads.clone_from(&all)).unwrap();
+        enrolled(2 + COMING);
+        for calling in calling {
+            assert_eq!(calling.join(LONG).unwrap(), 20);
+        }
+    }
+    // Of what the node saw of them before they were in the mesh, only the destination's end is told.
+    let of_coming =
+        |line: &AccessLine| line.get("source.workload").starts_with("shop/coming-") && line.get("reporter") == "source";
+    let lines: Vec<_> = node.access_log().into_iter().filter(of_coming).collect();
+    assert!(lines.len() >= 4 * COMING, "{}", lines.len());
+    for line in lines {
+        assert_eq!(line.get("how"), "fin", "{line:?}");
+    }
 }
