@@ -20,6 +20,8 @@ use crate::bed::{netns, wait_for};
 
 /// How long a killed process may take to be gone.
 const GONE: Duration = Duration::from_secs(10);
+/// Where a kubelet says that it is well.
+const KUBELET_HEALTH: u16 = 10_248;
 
 /// A machine of a cluster: a node, or the control plane.
 #[derive(Debug, Clone)]
@@ -137,9 +139,14 @@ impl Node {
     /// kubelet again that has found no containerd, as systemd would.
     pub fn restart(&self, service: Service) -> anyhow::Result<()> {
         self.kill(service)?;
+        if service == Service::Kubelet {
+            // A process that is killed is gone from its cgroup before its sockets are closed.
+            let what = format!("the port of the kubelet of {} to be free", self.name());
+            wait_for(&what, GONE, || Ok(!self.listens(KUBELET_HEALTH)?))?;
+        }
         self.start(service)?;
         match service {
-            Service::Kubelet => self.await_port(10248),
+            Service::Kubelet => self.await_port(KUBELET_HEALTH),
             Service::Containerd => self.await_containerd(),
             _ => Ok(()),
         }
@@ -165,9 +172,15 @@ impl Node {
 
     /// Waits until somebody listens on a port of its loopback.
     pub(super) fn await_port(&self, port: u16) -> anyhow::Result<()> {
-        let connect = || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok();
         wait_for(&format!("a listener on port {port} of {}", self.name()), GONE, || {
-            netns::inside(&self.netns(), connect)
+            self.listens(port)
+        })
+    }
+
+    /// Whether somebody listens on a port of its loopback.
+    fn listens(&self, port: u16) -> anyhow::Result<bool> {
+        netns::inside(&self.netns(), || {
+            TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok()
         })
     }
 

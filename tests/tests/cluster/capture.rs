@@ -109,7 +109,10 @@ fn assert_no_stranger(cluster: &Cluster, node: u8, destination: &str) -> usize {
     let lines = access(cluster, node, &[("destination.workload", destination)]);
     for line in &lines {
         assert!(line.contains_key("source.identity"), "{line:?}");
-        assert!(matches!(line["path"].as_str(), "direct" | "hbone"), "{line:?}");
+        assert!(
+            matches!(line["path"].as_str(), "direct" | "local" | "hbone"),
+            "{line:?}"
+        );
     }
     lines.len()
 }
