@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::spawn_blocking;
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use super::admin_page::AdminPage;
 use super::args::{AUTO, StartupMode};
@@ -42,8 +42,8 @@ const CERTIFICATES_BEFORE_HANDOVER: Duration = Duration::from_secs(15);
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
 /// How often it is looked whether pods or most connections have gone, whose memory the kernel then gets back.
 const TRIM_EVERY: Duration = Duration::from_secs(5);
-/// How often it is looked whether the kubelet has been started anew.
-const KUBELET_EVERY: Duration = Duration::from_secs(1);
+/// How often it is looked whether the kubelet has been started anew, and where it is not found, at the least.
+const KUBELET_EVERY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// How often it is looked whether ends of direct connections found no room in their ring.
 const LATE_ENDS_EVERY: Duration = Duration::from_secs(1);
 /// How often it is looked whether direct connections are gone that are told of as open.
@@ -431,10 +431,15 @@ impl KubeletKeeper {
     }
 
     async fn keep(mut self) {
-        let mut due = interval(KUBELET_EVERY);
+        let mut pause = KUBELET_EVERY.0;
         loop {
-            due.tick().await;
+            sleep(pause).await;
             self.look();
+            // To look for one takes the longest where there is none.
+            pause = match &self.last_error {
+                None => KUBELET_EVERY.0,
+                Some(_) => (pause * 2).min(KUBELET_EVERY.1),
+            };
         }
     }
 }

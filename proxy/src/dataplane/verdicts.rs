@@ -20,6 +20,9 @@ use super::services::{self, Lists, Services};
 
 /// The most ports of one destination whose verdicts are told apart; beyond that they are asked.
 const MAX_PORTS: usize = 64;
+/// How many ports that a pod excludes are told apart. Few: each is a row for each identity on the node, and whoever writes
+/// a pod's annotations must not use up the room for all.
+const MAX_EXCLUDED: usize = 8;
 
 /// The kernel's verdicts: what it has been told, so that only differences are told.
 pub struct Verdicts {
@@ -552,7 +555,7 @@ fn leave_alone(
     let count: usize = ports.iter().map(|range| range.ports().len()).sum();
     match count {
         0 => return (verdict, table),
-        1..=MAX_PORTS => {}
+        1..=MAX_EXCLUDED => {}
         _ => return (Cached::Ask, Table::new()),
     }
     for (source, _) in sources {

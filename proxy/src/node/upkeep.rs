@@ -54,6 +54,7 @@ impl Enrolment {
     /// Takes back what a successor may have taken that did not get as far as to serve.
     pub fn reclaim(&self) -> Result<(), EnrolError> {
         self.steering.repair()?;
+        self.steering.reread_exclusions()?;
         for uid in self.enrolled.keys() {
             if let Some(pod) = self.pods.get(uid) {
                 self.listen_anew(&pod)?;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::os::fd::AsFd as _;
 
-use adit_common::{AddrKey, Exclusion, Pod};
+use adit_common::{AddrKey, Pod};
 
 use super::error::at;
 use super::pins::Pins;
@@ -21,10 +21,7 @@ impl HeldPods {
         for key in sys::keys::<AddrKey>(maps.addrs.as_fd()).map_err(at)? {
             extra.entry(key.netns).or_default().push(key);
         }
-        let mut excluded: HashMap<u64, HashMap<Exclusion, u32>> = HashMap::new();
-        for (key, value) in maps.excluded()? {
-            excluded.entry(key.of.cookie()).or_default().insert(key, value);
-        }
+        let mut excluded = maps.excluded_by_pod()?;
         let mut pods = Self::default();
         for cookie in sys::keys::<u64>(maps.pods.as_fd()).map_err(at)? {
             let Some(entry) = sys::get::<_, Pod>(maps.pods.as_fd(), &cookie).map_err(at)? else {
@@ -67,6 +64,20 @@ impl HeldPods {
 }
 
 impl Steering {
+    /// Learns anew what the kernel has been told to leave alone: a successor that did not get as far as to serve may have
+    /// changed it. What it has told of other pods goes.
+    pub fn reread_exclusions(&self) -> Result<(), SteerError> {
+        let mut pods = self.held_pods();
+        let mut excluded = self.maps.excluded_by_pod()?;
+        for (cookie, pod) in &mut pods.by_cookie {
+            pod.exclusions = excluded.remove(cookie).unwrap_or_default();
+        }
+        for key in excluded.into_values().flat_map(HashMap::into_keys) {
+            self.maps.exclude_no_more(&key)?;
+        }
+        Ok(())
+    }
+
     /// Lets go the pods that a process before this one has enrolled and that this one has not claimed: those whose
     /// namespace is gone, and those that have left the mesh, as `has_left` tells by the namespace's cookie. The others
     /// stay captured, and are refused. Returns how many were let go.

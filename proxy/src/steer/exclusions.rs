@@ -94,9 +94,15 @@ impl Maps {
         sys::delete(self.exclusions.as_fd(), key).map_err(at("removing what a pod excluded"))
     }
 
-    /// All entries.
-    pub(super) fn excluded(&self) -> Result<HashMap<Exclusion, u32>, SteerError> {
-        sys::entries(self.exclusions.as_fd()).map_err(at("reading what pods exclude"))
+    /// All entries, by the cookies of the pods' namespaces.
+    pub(super) fn excluded_by_pod(&self) -> Result<HashMap<u64, HashMap<Exclusion, u32>>, SteerError> {
+        let all = sys::entries(self.exclusions.as_fd()).map_err(at("reading what pods exclude"))?;
+        let mut by_pod: HashMap<u64, HashMap<Exclusion, u32>> = HashMap::new();
+        for (key, value) in all {
+            let key: Exclusion = key;
+            by_pod.entry(key.of.cookie()).or_default().insert(key, value);
+        }
+        Ok(by_pod)
     }
 }
 

@@ -82,18 +82,22 @@ impl Kubelet {
         Ok(!changes.is_empty())
     }
 
-    /// Where its cgroup is now. Processes are looked through only while it is not known, or is empty.
+    /// Where its cgroup is now. All processes are looked through only while none of those in the known one is it.
     fn cgroup(&self) -> Result<PathBuf, SteerError> {
         let pods = match &self.settings.cgroup {
             KubeletCgroup::At(path) => return Ok(path.clone()),
             KubeletCgroup::OfProcess(pods) => pods,
         };
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
-        let has_process = |path: &PathBuf| fs::read(path.join("cgroup.procs")).is_ok_and(|procs| !procs.is_empty());
-        if let Some(path) = found.as_ref().filter(|path| has_process(path)) {
+        let command = &self.settings.command;
+        let has_kubelet = |path: &PathBuf| {
+            let processes = fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
+            let mut processes = processes.lines().map(|pid| Path::new("/proc").join(pid));
+            processes.any(|process| is_kubelet(&process, command))
+        };
+        if let Some(path) = found.as_ref().filter(|path| has_kubelet(path)) {
             return Ok(path.clone());
         }
-        let command = &self.settings.command;
         let Some(path) = find_kubelet(command, pods)? else {
             return Err(SteerError::NoKubelet(command.clone()));
         };
@@ -143,20 +147,33 @@ impl Maps {
     }
 }
 
-/// The cgroup v2 directory of the process of this command name in the node's own network namespace. Not one of a pod:
-/// below `pods` anybody may have the name. None where there is no such process, or several in different cgroups.
+/// Whether a process may be the kubelet: of root, of this command name, in the node's own network namespace.
+fn is_kubelet(process: &Path, command: &str) -> bool {
+    let read = |name: &str| fs::read_to_string(process.join(name)).unwrap_or_default();
+    let netns = |process: &Path| fs::metadata(process.join("ns/net")).ok().map(|netns| netns.ino());
+    is_command(&read("comm"), command)
+        && is_of_root(&read("status"))
+        && netns(process).is_some_and(|netns_of_process| netns(Path::new("/proc/self")) == Some(netns_of_process))
+}
+
+/// Whether a process whose status the kernel tells so is root's, by all of its user ids. Whose its files in `/proc` are does
+/// not tell: they are root's, too, where it has made itself undumpable.
+fn is_of_root(status: &str) -> bool {
+    let ids = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+    ids.is_some_and(|ids| ids.split_whitespace().count() == 4 && ids.split_whitespace().all(|id| id == "0"))
+}
+
+/// The cgroup v2 directory of the kubelet's process. Not one of a pod: below `pods` anybody may have the name. None where
+/// there is no such process, or several in different cgroups.
 fn find_kubelet(command: &str, pods: &Path) -> Result<Option<PathBuf>, SteerError> {
     let mount = cgroup_mount()?;
-    let netns = |process: &Path| fs::metadata(process.join("ns/net")).ok().map(|netns| netns.ino());
-    let own = netns(Path::new("/proc/self"));
     let mut found: Option<PathBuf> = None;
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let process = entry.path();
-        let read = |name: &str| fs::read_to_string(process.join(name)).unwrap_or_default();
-        if !is_command(&read("comm"), command) || netns(&process) != own {
+        if !is_kubelet(&process, command) {
             continue;
         }
-        let cgroup = read("cgroup");
+        let cgroup = fs::read_to_string(process.join("cgroup")).unwrap_or_default();
         let Some(path) = own_path(&cgroup).map(|relative| mount.join(relative)) else {
             continue;
         };
@@ -181,6 +198,19 @@ fn is_command(comm: &str, command: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_roots_processes_can_be_the_kubelet() {
+        for (status, is_it) in [
+            ("Name:\tkubelet\nUid:\t0\t0\t0\t0\nGid:\t0\t0\t0\t0\n", true),
+            ("Name:\tkubelet\nUid:\t1000\t1000\t1000\t1000\n", false),
+            ("Name:\tkubelet\nUid:\t1000\t0\t0\t0\n", false),
+            ("Name:\tkubelet\nUid:\t0\n", false),
+            ("", false),
+        ] {
+            assert_eq!(is_of_root(status), is_it, "{status:?}");
+        }
+    }
 
     #[test]
     fn a_command_is_known_by_what_the_kernel_keeps_of_its_name() {

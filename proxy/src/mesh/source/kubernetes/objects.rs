@@ -14,6 +14,8 @@ use crate::mesh::{CAPTURED, Captured, Exclusions, PodDetails, Readiness, Traffic
 
 /// What Istio's agent writes where Adit's writes its condition.
 const REDIRECTION: &str = "ambient.istio.io/redirection";
+/// How many faults of a pod's annotations are told.
+const MOST_FAULTS: usize = 8;
 const STATIC_UID: &str = "kubernetes.io/config.hash";
 const OWN_ANNOTATIONS: &str = "mesh.adit/";
 const ZONE: &str = "topology.kubernetes.io/zone";
@@ -190,7 +192,9 @@ pub(super) fn pod(bytes: Bytes, view: View<'_>) -> Result<Pod, DecodeError> {
                 details.static_uid = Some(value.into());
             } else if key.starts_with(OWN_ANNOTATIONS) {
                 details.annotations.insert(key.to_owned(), value.to_owned());
-                details.faults.extend(fault.map(|fault| fault.to_string()));
+                if details.faults.len() < MOST_FAULTS {
+                    details.faults.extend(fault.map(|fault| fault.to_string()));
+                }
             }
         }
     })?;
