@@ -1,6 +1,6 @@
 //! A running pod comes into the mesh and leaves it without a break of what is open.
 
-use adit_tests::bed::{Bed, Running};
+use adit_tests::bed::{Bed, Node, Running};
 
 use crate::world::{BY_ADDRESS, LONG, PORT, SOON, ask, echo, source_line, talks, world};
 
@@ -39,8 +39,15 @@ fn what_is_open_goes_on_when_its_pod_leaves_the_mesh_and_comes_back() {
     go_on(&mut open);
     label(&bed, "server", true);
     label(&bed, "client", true);
-    let again = || Ok(node.log().text().matches("pod shop/client is enrolled").count() == 2);
-    adit_tests::bed::wait_for("the pod to be enrolled again", SOON, again).unwrap();
+    let is_again = |node: &Node, name: &str| {
+        node.log()
+            .text()
+            .matches(&format!("pod shop/{name} is enrolled"))
+            .count()
+            == 2
+    };
+    let again = || Ok(is_again(node, "client") && is_again(far, "server"));
+    adit_tests::bed::wait_for("the pods to be enrolled again", SOON, again).unwrap();
     go_on(&mut open);
     let captured = || {
         let seen = ask(client, server.at(PORT));
