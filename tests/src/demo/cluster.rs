@@ -103,6 +103,9 @@ fn before(cluster: &Cluster, report: &mut Report) -> anyhow::Result<()> {
     }
     let columns = "custom-columns=NAME:.metadata.name,NODE:.spec.nodeName,ADDRESS:.status.podIP";
     report.quote(cluster.kubectl(["get", "pods", "--namespace", SHOP, "--output", columns])?);
+    // The nodes learn of a service's endpoints a moment after these are ready.
+    let known = || Ok(call(cluster, "cart").is_ok_and(|calls| calls.failed == 0));
+    crate::bed::wait_for("kube-proxy to know where the service leads", SOON, known)?;
     let calls = call(cluster, "cart")?;
     report.check(
         "cart on n1 reaches the service web on n2",
