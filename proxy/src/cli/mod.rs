@@ -25,6 +25,7 @@ use std::path::PathBuf;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use thiserror::Error;
 
+use crate::identity::causes_after;
 use crate::steer;
 use handover::Predecessor;
 use node::StopSignals;
@@ -143,17 +144,8 @@ pub fn version() -> String {
 
 /// An error and its causes on one line. A cause that the line already tells is left out.
 pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut line = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let text = error.to_string();
-        if !line.contains(&text) {
-            line.push_str(": caused by: ");
-            line.push_str(&text);
-        }
-        cause = error.source();
-    }
-    line.lines().map(str::trim).collect::<Vec<_>>().join(" ")
+    let text = causes_after(error, ": caused by: ");
+    text.lines().map(str::trim).collect::<Vec<_>>().join(" ")
 }
 
 /// Runs `adit node --uninstall`.

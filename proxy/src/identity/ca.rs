@@ -276,14 +276,19 @@ fn describe_status(status: &Status) -> String {
     }
 }
 
-/// An error and its causes on one line. A cause that the line already tells is left out.
+/// An error and its causes. A cause that the text already tells is left out.
 pub(crate) fn causes(error: &dyn std::error::Error) -> String {
+    causes_after(error, ": ")
+}
+
+/// The same, with these words before each cause.
+pub(crate) fn causes_after(error: &dyn std::error::Error, before: &str) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(cause) = next {
         let words = cause.to_string();
         if !text.contains(&words) {
-            text.push_str(": ");
+            text.push_str(before);
             text.push_str(&words);
         }
         next = cause.source();

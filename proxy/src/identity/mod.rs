@@ -17,8 +17,8 @@ pub(crate) mod testing;
 mod tls;
 mod verify;
 
-pub(crate) use ca::causes;
 pub use ca::{CaClient, CaSettings, CaSettingsError};
+pub(crate) use ca::{causes, causes_after};
 pub use certificate::Certificate;
 pub use chain::{CertificateError, MAX_CHAIN_BYTES, MAX_CHAIN_CERTS, peer_identity};
 pub use issuer::{BoxFuture, CallOutcome, IssueError, Issuer};

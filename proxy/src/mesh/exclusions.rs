@@ -95,10 +95,15 @@ impl Exclusions {
         }
         let failed = |name| move |error| AnnotationError::Value { name, error };
         match name {
-            INBOUND_PORTS => self.inbound_ports = inbound_ports(ports(value)).map_err(failed(INBOUND_PORTS))?,
-            OUTBOUND_PORTS => self.outbound_ports = outbound_ports(ports(value)).map_err(failed(OUTBOUND_PORTS))?,
+            INBOUND_PORTS => {
+                self.inbound_ports = ports(value).and_then(inbound_ports).map_err(failed(INBOUND_PORTS))?
+            }
+            OUTBOUND_PORTS => {
+                self.outbound_ports = ports(value).and_then(outbound_ports).map_err(failed(OUTBOUND_PORTS))?
+            }
             OUTBOUND_CIDRS => {
-                self.outbound_cidrs = outbound_cidrs(items(value).map(cidr)).map_err(failed(OUTBOUND_CIDRS))?;
+                let nets = items(value).map(cidr).collect::<Result<_, _>>();
+                self.outbound_cidrs = nets.and_then(outbound_cidrs).map_err(failed(OUTBOUND_CIDRS))?;
             }
             _ => return Err(AnnotationError::Unknown(quoted(name))),
         }
@@ -116,10 +121,8 @@ impl Exclusions {
     }
 }
 
-/// Those of a list in their order, each once. Fails at the first that is none, and where all together cannot be.
-pub(super) fn inbound_ports(
-    ranges: impl Iterator<Item = Result<PortRange, ExclusionError>>,
-) -> Result<Vec<PortRange>, ExclusionError> {
+/// Those of a list in their order, each once. Fails where all together cannot be.
+pub(super) fn inbound_ports(ranges: Vec<PortRange>) -> Result<Vec<PortRange>, ExclusionError> {
     let ranges = outbound_ports(ranges)?;
     match ranges.iter().any(|range| range.contains(HBONE_PORT.0)) {
         true => Err(ExclusionError::TunnelPort),
@@ -128,10 +131,7 @@ pub(super) fn inbound_ports(
 }
 
 /// The same of ports that are dialled.
-pub(super) fn outbound_ports(
-    ranges: impl Iterator<Item = Result<PortRange, ExclusionError>>,
-) -> Result<Vec<PortRange>, ExclusionError> {
-    let mut ranges: Vec<PortRange> = ranges.collect::<Result<_, _>>()?;
+pub(super) fn outbound_ports(mut ranges: Vec<PortRange>) -> Result<Vec<PortRange>, ExclusionError> {
     ranges.sort_unstable();
     let mut merged: Vec<PortRange> = Vec::with_capacity(ranges.len());
     for range in ranges {
@@ -150,10 +150,7 @@ pub(super) fn outbound_ports(
 }
 
 /// The same of ranges of addresses.
-pub(super) fn outbound_cidrs(
-    nets: impl Iterator<Item = Result<IpNet, ExclusionError>>,
-) -> Result<Vec<IpNet>, ExclusionError> {
-    let mut nets: Vec<IpNet> = nets.collect::<Result<_, _>>()?;
+pub(super) fn outbound_cidrs(mut nets: Vec<IpNet>) -> Result<Vec<IpNet>, ExclusionError> {
     nets.sort_unstable();
     nets.dedup();
     match nets.len() <= MAX_BLOCKS {
@@ -190,8 +187,8 @@ fn items(value: &str) -> impl Iterator<Item = &str> {
     value.into_iter().flat_map(|value| value.split(',')).map(str::trim)
 }
 
-fn ports(value: &str) -> impl Iterator<Item = Result<PortRange, ExclusionError>> {
-    items(value).map(str::parse)
+fn ports(value: &str) -> Result<Vec<PortRange>, ExclusionError> {
+    items(value).map(str::parse).collect()
 }
 
 fn quoted(text: &str) -> String {

@@ -241,8 +241,9 @@ impl Report {
         let workload = &standing.workload;
         let now = complaints(standing, self.result(standing));
         let before = self.complaints.get(&workload.uid);
-        for (reason, text) in &now {
-            if before.is_none_or(|before| !before.iter().any(|told| told == &(*reason, text.clone()))) {
+        for complaint in &now {
+            if before.is_none_or(|before| !before.contains(complaint)) {
+                let (reason, text) = complaint;
                 (self.complain)(workload, reason, text);
             }
         }

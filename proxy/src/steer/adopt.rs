@@ -21,7 +21,6 @@ impl HeldPods {
         for key in sys::keys::<AddrKey>(maps.addrs.as_fd()).map_err(at)? {
             extra.entry(key.netns).or_default().push(key);
         }
-        let mut excluded = maps.excluded_by_pod()?;
         let mut pods = Self::default();
         for cookie in sys::keys::<u64>(maps.pods.as_fd()).map_err(at)? {
             let Some(entry) = sys::get::<_, Pod>(maps.pods.as_fd(), &cookie).map_err(at)? else {
@@ -36,7 +35,7 @@ impl HeldPods {
             let pod = HeldPod {
                 entry,
                 extra_addresses: extra.remove(&cookie).unwrap_or_default(),
-                exclusions: excluded.remove(&cookie).unwrap_or_default(),
+                exclusions: HashMap::new(),
                 lookup: pins.pod(cookie)?,
                 program: 0,
                 claimed: false,
@@ -47,9 +46,7 @@ impl HeldPods {
         for key in extra.into_values().flatten() {
             sys::delete(maps.addrs.as_fd(), &key).map_err(at)?;
         }
-        for key in excluded.into_values().flat_map(HashMap::into_keys) {
-            maps.exclude_no_more(&key)?;
-        }
+        pods.read_exclusions(maps)?;
         for cookie in pins.pods()? {
             if !pods.by_cookie.contains_key(&cookie) {
                 if let Some(link) = pins.pod(cookie)? {
@@ -61,21 +58,25 @@ impl HeldPods {
         }
         Ok(pods)
     }
+
+    /// Learns what the kernel has been told to leave alone. What it has been told of other pods goes.
+    fn read_exclusions(&mut self, maps: &Maps) -> Result<(), SteerError> {
+        let mut excluded = maps.excluded_by_pod()?;
+        for (cookie, pod) in &mut self.by_cookie {
+            pod.exclusions = excluded.remove(cookie).unwrap_or_default();
+        }
+        for key in excluded.into_values().flat_map(HashMap::into_keys) {
+            maps.exclude_no_more(&key)?;
+        }
+        Ok(())
+    }
 }
 
 impl Steering {
     /// Learns anew what the kernel has been told to leave alone: a successor that did not get as far as to serve may have
-    /// changed it. What it has told of other pods goes.
+    /// changed it.
     pub fn reread_exclusions(&self) -> Result<(), SteerError> {
-        let mut pods = self.held_pods();
-        let mut excluded = self.maps.excluded_by_pod()?;
-        for (cookie, pod) in &mut pods.by_cookie {
-            pod.exclusions = excluded.remove(cookie).unwrap_or_default();
-        }
-        for key in excluded.into_values().flat_map(HashMap::into_keys) {
-            self.maps.exclude_no_more(&key)?;
-        }
-        Ok(())
+        self.held_pods().read_exclusions(&self.maps)
     }
 
     /// Lets go the pods that a process before this one has enrolled and that this one has not claimed: those whose

@@ -19,6 +19,7 @@ use super::{
 
 /// Programs that are loaded, and work on the pinned maps, but are not attached yet.
 pub struct Prepared {
+    pods_cgroup: PathBuf,
     pins: Option<Pins>,
     object: Object,
     programs: CgroupPrograms,
@@ -54,8 +55,9 @@ impl Prepared {
         };
         let object = Object::open(log, pins.as_ref(), map_entries)?;
         Ok(Self {
+            pods_cgroup: cgroup.to_owned(),
             pins,
-            programs: CgroupPrograms::load(PODS, cgroup, &CGROUP_PROGRAMS, &object)?,
+            programs: CgroupPrograms::load(PODS, &CGROUP_PROGRAMS, &object)?,
             object,
             kubelet: None,
             adopts,
@@ -74,7 +76,7 @@ impl Prepared {
         let maps = Maps::of(&self.object)?;
         maps.enter_own_cgroup()?;
         let mut links = Vec::new();
-        self.programs.put(&mut links, self.pins.as_ref())?;
+        self.programs.put(&self.pods_cgroup, &mut links, self.pins.as_ref())?;
         let logging_program = self.programs.last_id()?;
         if let Some((settings, _)) = &self.kubelet {
             maps.set_kubelet(settings)?;
@@ -82,6 +84,7 @@ impl Prepared {
         let pods = HeldPods::adopted(&maps, self.pins.as_ref())?;
         let sources = SourceNumbers::above(pods.by_cookie.values().map(|pod| pod.entry.source).max());
         Ok(Steering {
+            pods_cgroup: self.pods_cgroup,
             programs: self.programs,
             links: Mutex::new(links),
             kubelet: self.kubelet.map(|(_, kubelet)| kubelet),
@@ -108,10 +111,9 @@ impl Steering {
 /// Whose cgroup programs are attached to, as errors name it.
 const PODS: &str = "the pods' cgroup";
 
-/// Loaded programs, in the order in which they are attached, and the cgroup where they belong.
+/// Loaded programs, in the order in which they are attached.
 pub(super) struct CgroupPrograms {
     whose: &'static str,
-    cgroup: PathBuf,
     loaded: Vec<(ProgramSpec, OwnedFd)>,
 }
 
@@ -141,29 +143,18 @@ impl Target {
 }
 
 impl CgroupPrograms {
-    /// Loads programs that belong to `whose` cgroup, at `cgroup`.
-    pub(super) fn load(
-        whose: &'static str,
-        cgroup: &Path,
-        programs: &[ProgramSpec],
-        object: &Object,
-    ) -> Result<Self, SteerError> {
+    /// Loads programs that belong to `whose` cgroup.
+    pub(super) fn load(whose: &'static str, programs: &[ProgramSpec], object: &Object) -> Result<Self, SteerError> {
         let loaded = programs.iter().map(|program| Ok((*program, object.load(*program)?)));
         Ok(Self {
             whose,
-            cgroup: cgroup.to_owned(),
             loaded: loaded.collect::<Result<_, SteerError>>()?,
         })
     }
 
     /// Puts each program in its place: into the link in `links`, or the pinned one, or a new one. Returns what was not
     /// as it should be, which is most of it where another process's programs are replaced.
-    pub(super) fn put(&self, links: &mut Vec<OwnedFd>, pins: Option<&Pins>) -> Result<Vec<String>, SteerError> {
-        self.put_at(&self.cgroup, links, pins)
-    }
-
-    /// The same with another cgroup than that they were loaded for.
-    pub(super) fn put_at(
+    pub(super) fn put(
         &self,
         cgroup: &Path,
         links: &mut Vec<OwnedFd>,

@@ -54,13 +54,10 @@ pub(super) struct Kubelet {
 impl Kubelet {
     /// Loads the programs. They are attached by [`Kubelet::keep`].
     pub(super) fn load(settings: &KubeletSettings, object: &Object) -> Result<Self, SteerError> {
-        let at = match &settings.cgroup {
-            KubeletCgroup::At(path) | KubeletCgroup::OfProcess(path) => path,
-        };
         Ok(Self {
             settings: settings.clone(),
             found: Mutex::default(),
-            programs: CgroupPrograms::load("the kubelet's cgroup", at, &PROGRAMS, object)?,
+            programs: CgroupPrograms::load("the kubelet's cgroup", &PROGRAMS, object)?,
             links: Mutex::default(),
         })
     }
@@ -78,7 +75,7 @@ impl Kubelet {
         let cgroup = cgroup_id(&path).map_err(about_cgroup)?;
         maps.set_kubelet_cgroup(cgroup)?;
         let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
-        let changes = self.programs.put_at(&path, &mut links, pins).map_err(about_cgroup)?;
+        let changes = self.programs.put(&path, &mut links, pins).map_err(about_cgroup)?;
         Ok(!changes.is_empty())
     }
 

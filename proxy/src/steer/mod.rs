@@ -115,6 +115,7 @@ pub struct SteerSettings {
 /// The programs in their place. They stay there when this is dropped: pods that are enrolled are steered to nobody then,
 /// until another process adopts them.
 pub struct Steering {
+    pods_cgroup: PathBuf,
     programs: CgroupPrograms,
     /// The cgroup programs' links, in the order of [`CGROUP_PROGRAMS`].
     links: Mutex<Vec<OwnedFd>>,

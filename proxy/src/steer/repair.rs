@@ -40,7 +40,8 @@ impl Steering {
             tracing::debug!("{error}");
         }
         let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
-        repairs.done.extend(self.programs.put(&mut links, self.pins.as_ref())?);
+        let put = self.programs.put(&self.pods_cgroup, &mut links, self.pins.as_ref())?;
+        repairs.done.extend(put);
         drop(links);
         let pods = self.held_pods();
         for (cookie, pod) in pods.by_cookie.iter().filter(|(_, pod)| pod.claimed) {

@@ -48,12 +48,16 @@ fn start(node: &Node) -> Cost {
     }
 }
 
-fn program_bytes(node: &Node) -> u64 {
+/// What the kernel tells of each of the proxy's open files.
+fn fdinfo(node: &Node) -> impl Iterator<Item = String> {
     let folder = format!("/proc/{}/fdinfo", node.pid().unwrap());
     let files = fs::read_dir(folder).unwrap().filter_map(Result::ok);
+    files.filter_map(|file| fs::read_to_string(file.path()).ok())
+}
+
+fn program_bytes(node: &Node) -> u64 {
     // What the kernel tells of a link.
-    let attached: HashSet<u32> = files
-        .filter_map(|file| fs::read_to_string(file.path()).ok())
+    let attached: HashSet<u32> = fdinfo(node)
         .filter_map(|text| {
             let value = text.lines().find_map(|line| line.strip_prefix("prog_id:"))?;
             value.trim().parse().ok()
@@ -68,10 +72,7 @@ fn program_bytes(node: &Node) -> u64 {
 
 /// How many files the proxy watches, its pods' cgroups among them.
 fn inotify_watches(node: &Node) -> usize {
-    let folder = format!("/proc/{}/fdinfo", node.pid().unwrap());
-    let files = fs::read_dir(folder).unwrap().filter_map(Result::ok);
-    let texts = files.filter_map(|file| fs::read_to_string(file.path()).ok());
-    texts.map(|text| text.matches("inotify wd:").count()).sum()
+    fdinfo(node).map(|text| text.matches("inotify wd:").count()).sum()
 }
 
 #[test]

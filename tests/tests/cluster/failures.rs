@@ -3,12 +3,13 @@
 use std::thread::sleep;
 use std::time::Duration;
 
-use adit_tests::cluster::{Cluster, PodSpec, Service};
+use adit_tests::cluster::{Cluster, PodSpec, SYSTEM, Service};
 use adit_tests::tool::Calls;
 use serde_json::Value;
 
 use crate::stage::{
-    SHOP, address, agent, assert_all_ok, await_captured, await_that, call, mesh_namespace, shop, strict,
+    SHOP, address, agent, agents, assert_all_ok, await_captured, await_that, call, is_ready, mesh_namespace, shop,
+    strict,
 };
 
 /// Pods of the first node that call servers of both nodes all the time: by new connections, and by one that stays open.
@@ -106,9 +107,7 @@ fn an_agent_that_is_killed_leaves_direct_connections_alone_and_its_successor_tak
     let callers = Callers::start("killed");
     let cluster = callers.cluster;
     let restarts = || {
-        let agent = cluster
-            .get(["pod", "--namespace", "adit-system", &agent(cluster, 1)])
-            .unwrap();
+        let agent = cluster.get(["pod", "--namespace", SYSTEM, &agent(cluster, 1)]).unwrap();
         agent["status"]["containerStatuses"][0].clone()
     };
     let before = restarts()["restartCount"].as_u64().unwrap();
@@ -137,21 +136,12 @@ fn an_agent_whose_pod_is_deleted_is_followed_by_another() {
     let cluster = callers.cluster;
     let before = agent(cluster, 1);
     cluster
-        .kubectl(["delete", "pod", "--namespace", "adit-system", "--wait=false", &before])
+        .kubectl(["delete", "pod", "--namespace", SYSTEM, "--wait=false", &before])
         .unwrap();
     await_that("another agent", || {
-        let agents = [
-            "pods",
-            "--namespace",
-            "adit-system",
-            "--selector=app.kubernetes.io/component=node",
-        ];
-        let agents = cluster.get(agents).unwrap();
-        agents["items"].as_array().unwrap().iter().any(|pod| {
-            pod["metadata"]["name"] != *before
-                && pod["spec"]["nodeName"] == "n1"
-                && pod["status"]["containerStatuses"][0]["ready"] == true
-        })
+        let is_it =
+            |pod: &Value| pod["metadata"]["name"] != *before && pod["spec"]["nodeName"] == "n1" && is_ready(pod);
+        agents(cluster).iter().any(is_it)
     });
     callers.assert_undisturbed(&["new-near", "open-near"], 50);
     let calls = callers.await_recovery("new-far");
@@ -222,8 +212,7 @@ fn without_an_api_server_all_goes_on_as_it_was_and_what_has_changed_is_followed_
         ])
         .unwrap();
     await_captured(cluster, "alone", "after", false);
-    let agents = cluster.get(["pods", "--namespace", "adit-system"]).unwrap();
-    let ready = |pod: &Value| pod["status"]["containerStatuses"][0]["ready"] == true;
-    assert!(agents["items"].as_array().unwrap().iter().any(ready));
+    let pods = cluster.get(["pods", "--namespace", SYSTEM]).unwrap();
+    assert!(pods["items"].as_array().unwrap().iter().any(is_ready));
     callers.assert_undisturbed(&ALL, 50);
 }

@@ -6,7 +6,7 @@ use adit_tests::cluster::{Calling, Cluster, PodSpec, SYSTEM, helm_words, owned_p
 use adit_tests::tool::Calls;
 use serde_json::Value;
 
-use crate::stage::{address, await_captured, await_that, call, mesh_namespace, strict};
+use crate::stage::{address, agents, await_captured, await_that, call, is_leaving, is_ready, mesh_namespace, strict};
 
 const SHOP: &str = "shop";
 /// Pods that call all the time, over one connection or over new ones, within the node and to the other one.
@@ -47,25 +47,18 @@ fn helm(cluster: &Cluster, words: &[&str]) {
         .unwrap();
 }
 
-fn agents(cluster: &Cluster) -> Vec<Value> {
-    let all = [
-        "pods",
-        "--namespace",
-        SYSTEM,
-        "--selector=app.kubernetes.io/component=node",
-    ];
-    cluster.get(all).unwrap()["items"].as_array().unwrap().clone()
-}
-
 /// The level at which each agent logs that is to stay.
 fn log_levels(cluster: &Cluster) -> Vec<String> {
-    let stays = |pod: &Value| pod["metadata"]["deletionTimestamp"].is_null();
     let level = |pod: &Value| {
         let settings = pod["spec"]["containers"][0]["env"].as_array().unwrap();
         let level = settings.iter().find(|setting| setting["name"] == "ADIT_LOG_LEVEL");
         level.unwrap()["value"].as_str().unwrap().to_owned()
     };
-    agents(cluster).iter().filter(|pod| stays(pod)).map(level).collect()
+    agents(cluster)
+        .iter()
+        .filter(|pod| !is_leaving(pod))
+        .map(level)
+        .collect()
 }
 
 /// Runs what exchanges the agents, and waits until new ones are ready on both nodes and the old ones told to go.
@@ -77,9 +70,7 @@ fn exchange(cluster: &Cluster, change: impl FnOnce()) {
     await_that("new agents on both nodes", || {
         let (old, new): (Vec<Value>, Vec<Value>) =
             agents(cluster).into_iter().partition(|pod| before.contains(&uid(pod)));
-        let is_ready = |pod: &&Value| pod["status"]["containerStatuses"][0]["ready"] == true;
-        new.iter().filter(is_ready).count() == 2
-            && old.iter().all(|pod| pod["metadata"]["deletionTimestamp"].is_string())
+        new.iter().filter(|pod| is_ready(pod)).count() == 2 && old.iter().all(is_leaving)
     });
     println!("exchanged after {:?}", begin.elapsed());
 }

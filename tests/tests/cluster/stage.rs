@@ -108,20 +108,35 @@ pub(crate) fn await_that(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// The agent's pod on a node.
-pub(crate) fn agent(cluster: &Cluster, node: u8) -> String {
-    let node = format!("--field-selector=spec.nodeName=n{node},status.phase=Running");
-    let agents = [
+/// The agents' pods, those that leave too.
+pub(crate) fn agents(cluster: &Cluster) -> Vec<Value> {
+    let all = [
         "pods",
         "--namespace",
         SYSTEM,
         "--selector=app.kubernetes.io/component=node",
-        &node,
     ];
-    let agents = cluster.get(agents).unwrap();
-    let agents = agents["items"].as_array().unwrap();
-    let here = agents.iter().find(|pod| pod["metadata"]["deletionTimestamp"].is_null());
+    cluster.get(all).unwrap()["items"].as_array().unwrap().clone()
+}
+
+/// The agent's pod on a node.
+pub(crate) fn agent(cluster: &Cluster, node: u8) -> String {
+    let node = format!("n{node}");
+    let is_it =
+        |pod: &&Value| pod["spec"]["nodeName"] == *node && pod["status"]["phase"] == "Running" && !is_leaving(pod);
+    let agents = agents(cluster);
+    let here = agents.iter().find(is_it);
     here.unwrap()["metadata"]["name"].as_str().unwrap().to_owned()
+}
+
+/// Whether a pod is told to go.
+pub(crate) fn is_leaving(pod: &Value) -> bool {
+    !pod["metadata"]["deletionTimestamp"].is_null()
+}
+
+/// Whether a pod's first container is ready.
+pub(crate) fn is_ready(pod: &Value) -> bool {
+    pod["status"]["containerStatuses"][0]["ready"] == true
 }
 
 /// What a node's agent has said of late.

@@ -2,13 +2,12 @@
 
 use std::sync::Arc;
 
-use ipnet::IpNet;
 use serde::Deserialize;
 use serde_saphyr::Spanned;
 
 use crate::mesh::exclusions::{cidr, inbound_ports, outbound_cidrs, outbound_ports};
 use crate::mesh::source::fault::{Fault, Misplaced};
-use crate::mesh::{ExclusionError, Exclusions, PortRange};
+use crate::mesh::{ExclusionError, Exclusions};
 
 type Texts = Option<Spanned<Vec<Spanned<String>>>>;
 
@@ -27,26 +26,12 @@ impl ExcludeSpec {
     /// None where nothing is excluded.
     pub(super) fn into_exclusions(self) -> Result<Option<Arc<Exclusions>>, Misplaced> {
         let exclusions = Exclusions {
-            inbound_ports: list("inboundPorts", self.inbound_ports, port, |ports| {
-                inbound_ports(ports.into_iter())
-            })?,
-            outbound_ports: list("outboundPorts", self.outbound_ports, port, |ports| {
-                outbound_ports(ports.into_iter())
-            })?,
-            outbound_cidrs: list("outboundCidrs", self.outbound_cidrs, net, |nets| {
-                outbound_cidrs(nets.into_iter())
-            })?,
+            inbound_ports: list("inboundPorts", self.inbound_ports, str::parse, inbound_ports)?,
+            outbound_ports: list("outboundPorts", self.outbound_ports, str::parse, outbound_ports)?,
+            outbound_cidrs: list("outboundCidrs", self.outbound_cidrs, cidr, outbound_cidrs)?,
         };
         Ok((!exclusions.is_empty()).then(|| Arc::new(exclusions)))
     }
-}
-
-fn port(text: &str) -> Result<PortRange, ExclusionError> {
-    text.parse()
-}
-
-fn net(text: &str) -> Result<IpNet, ExclusionError> {
-    cidr(text)
 }
 
 /// A fault of an item is told at its place, one of all together at the list's.
@@ -54,14 +39,11 @@ fn list<T>(
     name: &'static str,
     texts: Texts,
     parse: impl Fn(&str) -> Result<T, ExclusionError>,
-    all: impl FnOnce(Vec<Result<T, ExclusionError>>) -> Result<Vec<T>, ExclusionError>,
+    all: impl FnOnce(Vec<T>) -> Result<Vec<T>, ExclusionError>,
 ) -> Result<Vec<T>, Misplaced> {
     let Some(texts) = texts else { return Ok(Vec::new()) };
     let item = |text: &Spanned<String>| {
-        let parsed = parse(text.value.trim());
-        parsed
-            .map(Ok)
-            .map_err(|error| Fault::Exclusion(name, error).at(text.referenced))
+        parse(text.value.trim()).map_err(|error| Fault::Exclusion(name, error).at(text.referenced))
     };
     let items = texts.value.iter().map(item).collect::<Result<_, _>>()?;
     all(items).map_err(|error| Fault::Exclusion(name, error).at(texts.referenced))
