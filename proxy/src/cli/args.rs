@@ -29,8 +29,8 @@ Runs the proxy of this node: loads the kernel programs, enrols the pods of this 
 has, by a file or by labels in the cluster, fetches a certificate for each of their identities, and carries their connections. It \
 needs root, cgroup v2, bpffs and Linux 6.1 or newer, and says what is missing where something is.
 
-SIGTERM and SIGINT drain: no new connections, those open go on until --drain-deadline. Pods stay \
-enrolled when the proxy ends, however it ends, and are refused until it runs again; --uninstall lets \
+SIGTERM and SIGINT drain: no new connections (after --await-successor), those open go on until \
+--drain-deadline. Pods stay enrolled when the proxy ends, however it ends, and are refused until it runs again; --uninstall lets \
 them go.";
 
 pub(super) const EXAMPLES: &str = "\
@@ -40,7 +40,7 @@ Examples:
         --ca-address https://ca.example:15012 --ca-root /etc/adit/ca-root.pem
 
   In a cluster:
-    adit node --node-name worker-1 --source kubernetes \
+    adit node --node-name worker-1 --source kubernetes \\
         --ca-address https://adit-ca.adit-system.svc:15012 --ca-root /etc/adit/ca-root.pem
 
   From a file, with one setting changed for this run:
@@ -101,7 +101,7 @@ pub struct NodeArgs {
     pub(super) pods_cgroup: PathBuf,
 
     /// The folder of a bpffs in which maps and programs are kept while the proxy is away. It is made where it is
-    /// missing, and a bpffs is mounted at /sys/fs/bpf where there is none
+    /// missing, and a bpffs is mounted at /sys/fs/bpf where there is none, but not by a container
     #[arg(long, value_name = "PATH", env = "ADIT_BPF_DIR", help_heading = NODE_HEADING,
           default_value = "/sys/fs/bpf/adit")]
     pub(super) bpf_dir: PathBuf,
@@ -197,6 +197,12 @@ pub struct NodeArgs {
     #[arg(long, value_name = "DURATION", env = "ADIT_DRAIN_DEADLINE", help_heading = PLANE_HEADING,
           default_value = "10m", value_parser = parse_duration)]
     pub(super) drain_deadline: Duration,
+
+    /// How long new connections are still taken after SIGTERM, for a proxy that is started only then to take over
+    /// without a gap. A second signal ends that
+    #[arg(long, value_name = "DURATION", env = "ADIT_AWAIT_SUCCESSOR", help_heading = PLANE_HEADING,
+          default_value = "0s", value_parser = parse_duration)]
+    pub(super) await_successor: Duration,
 
     /// Bytes that the peer may send on one connection in a tunnel before this end has read them
     #[arg(long, value_name = "SIZE", env = "ADIT_STREAM_WINDOW", help_heading = TUNNEL_HEADING,

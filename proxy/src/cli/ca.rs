@@ -3,8 +3,8 @@
 use clap::{Args, Subcommand};
 
 use super::args::LogArgs;
+use super::drain::StopSignals;
 use super::logging::LogSettings;
-use super::node::StopSignals;
 use super::source::{Source, SourceArgs};
 use crate::ca;
 use crate::mesh::source::kubernetes::View;

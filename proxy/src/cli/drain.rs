@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
+use anyhow::Context as _;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::admin_page::AdminPage;
 use super::handover::Wish;
 use super::keep::Keeper;
-use super::node::StopSignals;
 use crate::telemetry::Telemetry;
 
 /// How often a drain looks whether it is done.
@@ -19,6 +20,43 @@ const ON_THEIR_WAY: Duration = Duration::from_millis(2_500);
 /// How long nothing may have been open before a process that has handed over ends: connections that are still being
 /// made do not count as open.
 const QUIET: Duration = Duration::from_secs(1);
+
+/// SIGTERM and SIGINT.
+pub(super) struct StopSignals {
+    term: Signal,
+    int: Signal,
+}
+
+impl StopSignals {
+    pub(super) fn install() -> anyhow::Result<Self> {
+        let install = |kind| signal(kind).context("installing the handlers of SIGTERM and SIGINT");
+        Ok(Self {
+            term: install(SignalKind::terminate())?,
+            int: install(SignalKind::interrupt())?,
+        })
+    }
+
+    pub(super) async fn wait(&mut self) {
+        tokio::select! {
+            _ = self.term.recv() => {}
+            _ = self.int.recv() => {}
+        }
+    }
+
+    /// Waits for a signal, and then for so long, or for a second one: whoever has stopped this process may be starting
+    /// another in its place.
+    pub(super) async fn wait_for_good(&mut self, successor: Duration) {
+        self.wait().await;
+        if !successor.is_zero() {
+            tracing::info!(
+                "told to stop; taking new connections for {} ms more, until a successor takes over",
+                successor.as_millis()
+            );
+            // Either way it is time.
+            let _ = timeout(successor, self.wait()).await;
+        }
+    }
+}
 
 /// How the workers drain.
 pub(super) struct Drain<'a> {

@@ -19,8 +19,9 @@ use super::args::LogArgs;
 use super::logging::LogSettings;
 use super::values::parse_positive_duration;
 
-/// How long an agent may still carry what is open: that will end with it in any case.
-const GRACE_SECONDS: u32 = 5;
+/// How long an agent may still carry what is open, waiting for a successor that does not come (`awaitSuccessorSeconds` in the
+/// chart) included: that will end with it in any case.
+const GRACE_SECONDS: u32 = 10;
 const POLL: Duration = Duration::from_millis(500);
 
 /// `adit leave`.

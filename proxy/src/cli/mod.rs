@@ -27,8 +27,8 @@ use thiserror::Error;
 
 use crate::identity::causes_after;
 use crate::steer;
+use drain::StopSignals;
 use handover::Predecessor;
-use node::StopSignals;
 
 pub use args::{LogArgs, NodeArgs};
 pub use ca::CaCommand;

@@ -7,14 +7,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use serde_json::{Value, json};
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::spawn_blocking;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use super::admin_page::AdminPage;
 use super::args::{AUTO, StartupMode};
-use super::drain::Drain;
+use super::drain::{Drain, StopSignals};
 use super::handover::{Control, Predecessor, Turn};
 use super::keep::{Keeper, Kept};
 use super::memory;
@@ -285,7 +284,7 @@ pub async fn run(mut settings: NodeSettings) -> anyhow::Result<()> {
     });
     let superseded = tokio::select! {
         kept = keeper.keep(&mut wishes) => Some(kept?),
-        () = stop.wait() => None,
+        () = stop.wait_for_good(settings.await_successor) => None,
         _ = told_to_quit.wait_for(|quit| *quit) => None,
     };
     let _draining = readiness.pending("draining");
@@ -509,27 +508,4 @@ fn sections(
                 .collect()
         })
         .with("connections", move || for_connections.live_connections())
-}
-
-/// SIGTERM and SIGINT.
-pub(super) struct StopSignals {
-    term: tokio::signal::unix::Signal,
-    int: tokio::signal::unix::Signal,
-}
-
-impl StopSignals {
-    pub(super) fn install() -> anyhow::Result<Self> {
-        let install = |kind| signal(kind).context("installing the handlers of SIGTERM and SIGINT");
-        Ok(Self {
-            term: install(SignalKind::terminate())?,
-            int: install(SignalKind::interrupt())?,
-        })
-    }
-
-    pub(super) async fn wait(&mut self) {
-        tokio::select! {
-            _ = self.term.recv() => {}
-            _ = self.int.recv() => {}
-        }
-    }
 }

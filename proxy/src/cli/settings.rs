@@ -94,6 +94,8 @@ pub struct NodeSettings {
     pub handshake_timeout: Duration,
     /// How long open connections may go on after SIGTERM, or after another process has taken over.
     pub drain_deadline: Duration,
+    /// How long new connections are still taken after a signal, for a successor to take over.
+    pub await_successor: Duration,
     /// HTTP/2 window of a stream, in bytes.
     pub stream_window: u32,
     /// HTTP/2 window of a tunnel, in bytes; at least that of a stream.
@@ -161,6 +163,7 @@ impl TryFrom<NodeArgs> for NodeSettings {
             connect_timeout: args.connect_timeout,
             handshake_timeout: args.handshake_timeout,
             drain_deadline: args.drain_deadline,
+            await_successor: args.await_successor,
             stream_window: args.stream_window,
             connection_window,
             max_streams: args.max_streams,

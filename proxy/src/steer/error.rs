@@ -66,7 +66,8 @@ pub enum SteerError {
     /// The folder for pins is not on a bpffs.
     #[error(
         "{0} is not on a bpffs, which keeps maps and programs while the proxy is away; \
-             mount one: mount -t bpf bpf /sys/fs/bpf, or name a folder of another with --bpf-dir"
+             mount one on the node, not in a container: mount -t bpf bpf /sys/fs/bpf, or name a folder of another \
+             with --bpf-dir"
     )]
     NotBpffs(PathBuf),
     /// A pin could not be made, read or removed.

@@ -335,11 +335,18 @@ pub fn pins_standing(dir: &Path) -> Result<PinsStanding, SteerError> {
         }
         return Ok(PinsStanding::Bpffs { in_force });
     }
-    Ok(if dir.starts_with(USUAL_BPFFS) {
+    Ok(if dir.starts_with(USUAL_BPFFS) && !is_contained() {
         PinsStanding::ToBeMounted
     } else {
         PinsStanding::Elsewhere
     })
+}
+
+/// Whether a mount that this process makes would be a container's, and go with it: pins, and with them what keeps pods closed,
+/// would go too. It shows where the container sees the node's processes, as the chart's does.
+fn is_contained() -> bool {
+    let mounts = |process: &str| fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
+    mounts("1").is_some_and(|first| mounts("self") != Some(first))
 }
 
 /// Sees that `dir` is, or can be made, on a bpffs. Mounts one only where it usually is.
@@ -349,7 +356,7 @@ fn ensure_bpffs(dir: &Path) -> Result<(), SteerError> {
     if on_bpffs() {
         return Ok(());
     }
-    if !dir.starts_with(USUAL_BPFFS) {
+    if !dir.starts_with(USUAL_BPFFS) || is_contained() {
         return Err(not_bpffs());
     }
     // One at a time: a second mount would hide what another process has just pinned.

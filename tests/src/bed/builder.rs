@@ -277,7 +277,11 @@ impl Plan {
         let mut names = self.nodes.clone();
         names.extend(self.switch.clone());
         names.extend(self.pods.iter().map(|pod| pod.netns.clone()));
-        let namespaces = Namespaces::create(names, topology::SYSCTLS)?;
+        let specs = self.pods.iter().zip(&bed.pods);
+        let own_users = specs
+            .filter(|(_, (_, spec))| spec.own_users)
+            .map(|(planned, _)| planned.netns.as_str());
+        let namespaces = Namespaces::create(names, own_users, topology::SYSCTLS)?;
         for (planned, (_, spec)) in self.pods.iter().zip(&bed.pods) {
             if !spec.ipv6 {
                 netns::inside(&netns::path(&planned.netns), || {

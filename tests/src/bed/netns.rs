@@ -1,10 +1,12 @@
 //! Network namespaces by name, and what `ip` does in them.
 
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use nix::sched::{CloneFlags, setns};
@@ -35,9 +37,20 @@ pub(super) struct Namespaces {
 }
 
 impl Namespaces {
-    /// Makes all of `names`, with these sysctls (`net/…` paths) set before there is any link but `lo`.
-    pub(super) fn create(names: Vec<String>, sysctls: &[(&str, &str)]) -> anyhow::Result<Self> {
-        let script: String = names.iter().map(|name| format!("netns add {name}\n")).collect();
+    /// Makes all of `names`, with these sysctls (`net/…` paths) set before there is any link but `lo`. Those among them that
+    /// are in `own_users` belong to a new user namespace each.
+    pub(super) fn create<'a>(
+        names: Vec<String>,
+        own_users: impl Iterator<Item = &'a str>,
+        sysctls: &[(&str, &str)],
+    ) -> anyhow::Result<Self> {
+        let makers = own_users.map(|name| Ok((name, UserNamespace::start()?)));
+        let makers = makers.collect::<anyhow::Result<HashMap<_, _>>>()?;
+        let line = |name: &String| match makers.get(name.as_str()) {
+            Some(maker) => format!("netns attach {name} {}\n", maker.0.id()),
+            None => format!("netns add {name}\n"),
+        };
+        let script: String = names.iter().map(line).collect();
         let made = Self { names };
         ip(None, &script)?;
         for name in &made.names {
@@ -50,6 +63,30 @@ impl Namespaces {
 impl Drop for Namespaces {
     fn drop(&mut self) {
         delete(&self.names);
+    }
+}
+
+/// A process in a user namespace and a network namespace of its own, until this is dropped.
+struct UserNamespace(Child);
+
+impl UserNamespace {
+    fn start() -> anyhow::Result<Self> {
+        let mut command = Command::new("unshare");
+        command.args(["--user", "--map-root-user", "--net", "sleep", "60"]);
+        let made = Self(command.spawn().context("start `unshare` (Debian package util-linux)")?);
+        let namespace = |process: u32| fs::read_link(format!("/proc/{process}/ns/net"));
+        super::wait_for("a network namespace of its own", Duration::from_secs(10), || {
+            Ok(namespace(made.0.id())? != namespace(std::process::id())?)
+        })?;
+        Ok(made)
+    }
+}
+
+impl Drop for UserNamespace {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 

@@ -14,6 +14,7 @@ pub struct PodSpec {
     pub(super) extra_addresses: u8,
     pub(super) membership: Membership,
     pub(super) ipv6: bool,
+    pub(super) own_users: bool,
     pub(super) sandbox: bool,
     pub(super) uid: Option<String>,
     pub(super) cgroup: Option<String>,
@@ -43,6 +44,7 @@ impl PodSpec {
             extra_addresses: 0,
             membership: Membership::Enrolled,
             ipv6: true,
+            own_users: false,
             sandbox: true,
             uid: None,
             cgroup: None,
@@ -104,6 +106,12 @@ impl PodSpec {
     /// Not known to the mesh at all; not enrolled.
     pub fn unknown(mut self) -> Self {
         self.membership = Membership::Unknown;
+        self
+    }
+
+    /// With a network namespace that belongs to a user namespace of its own, as with `hostUsers: false`.
+    pub fn own_users(mut self) -> Self {
+        self.own_users = true;
         self
     }
 

@@ -5,6 +5,9 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use adit_tests::bed::{Bed, BedBuilder, Pod, PodSpec, wait_for};
+use adit_tests::net;
+
+use nix::sched::{CloneFlags, unshare};
 
 use crate::world::{LONG, PORT, SOON, ask, echo, source_line};
 
@@ -156,7 +159,46 @@ fn each_pod_is_tested_through_its_own_hooks() {
     // To anybody else the test's address is one like any other.
     let attempt = bed.pod("web").run(|| {
         let to: SocketAddr = "198.51.100.1:15".parse()?;
-        adit_tests::net::attempt(to)
+        net::attempt(to)
     });
     assert_eq!(attempt.unwrap().text, "");
+}
+
+#[test]
+fn a_pod_with_users_of_its_own_is_found_and_captured_like_any_other() {
+    let name = |name: &str| PodSpec::new(name).account(&format!("shop/{name}")).own_users();
+    let bed = Bed::builder("own users")
+        .node("n1")
+        .node("n2")
+        .pod("n1", name("web").kubelets(UID, &format!("burstable/pod{UID}")))
+        .pod("n1", name("db").kubelets(OTHER, &format!("besteffort/pod{OTHER}")))
+        .pod("n2", name("server"))
+        .build()
+        .unwrap();
+    start_without_addresses(&bed);
+    let (web, db, server) = (bed.pod("web"), bed.pod("db"), bed.pod("server"));
+    let _servers: Vec<_> = [web, db, server].map(|pod| echo(pod, PORT)).into();
+    for pod in [web, db] {
+        bed.node("n1")
+            .wait_for_log(&format!("pod shop/{} is enrolled", pod.name()), SOON)
+            .unwrap();
+    }
+    bed.update(|mesh| {
+        for pod in [web, db] {
+            mesh.workload(pod.name()).unwrap().addresses = pod.addresses();
+        }
+    })
+    .unwrap();
+    let direct = || Ok(source_line(&bed, web, &ask(web, db.at(PORT))).get("path") == "direct");
+    wait_for("the neighbour to be known", SOON, direct).unwrap();
+    for (to, path) in [(server.at(PORT), "hbone"), (db.at6(PORT), "direct")] {
+        // As root of the pod, who is nobody outside of it.
+        let asked = web.run(move || {
+            unshare(CloneFlags::CLONE_NEWUSER)?;
+            net::ask(to, "from users of its own")
+        });
+        let seen = asked.unwrap();
+        assert_eq!(seen.text, "from users of its own");
+        assert_eq!(source_line(&bed, web, &seen).get("path"), path);
+    }
 }

@@ -49,6 +49,26 @@ fn an_open_connection_goes_on_while_the_proxy_drains_and_then_the_proxy_ends() {
 }
 
 #[test]
+fn a_proxy_that_waits_for_a_successor_takes_new_connections_until_it_is_told_again() {
+    let bed = world("await successor")
+        .node_argument("--await-successor=60s")
+        .start()
+        .unwrap();
+    let (client, server) = (bed.pod("client"), bed.pod("server"));
+    let _server = echo(server, PORT);
+    let node = bed.node("n1");
+    node.signal(Signal::SIGTERM).unwrap();
+    node.wait_for_log("told to stop; taking new connections for 60000 ms more", SOON)
+        .unwrap();
+    for _ in 0..20 {
+        assert!(is_answered(client, server.at(PORT)));
+    }
+    node.signal(Signal::SIGTERM).unwrap();
+    assert!(node.wait_ended(SOON).unwrap().success());
+    assert_refused(client, server.at(PORT));
+}
+
+#[test]
 fn without_open_connections_the_proxy_ends_at_once_and_the_pods_are_closed() {
     let bed = world("idle drain").start().unwrap();
     let (client, server) = (bed.pod("client"), bed.pod("server"));

@@ -10,6 +10,7 @@ mod by_cgroup;
 mod bypass;
 mod ca_trouble;
 mod check;
+mod clock;
 mod concurrency;
 mod connect_variants;
 mod crash;

@@ -130,12 +130,12 @@ pub(super) fn bpffs(facts: &PinsFacts) -> Finding {
         Ok(PinsStanding::ToBeMounted) => Finding::warning(
             "bpffs",
             format!("none is mounted where {dir} is to be; `adit node` mounts one when it starts"),
-            "in a container that mount ends with the container: mount one on the node, mount -t bpf bpf /sys/fs/bpf",
+            "nothing; or mount one, as systemd does at the start: mount -t bpf bpf /sys/fs/bpf",
         ),
         Ok(PinsStanding::Elsewhere) => Finding::failed(
             "bpffs",
             format!("{dir} is not on a bpffs"),
-            "mount one, mount -t bpf bpf /sys/fs/bpf, and give a folder in it as --bpf-dir",
+            "mount one on the node, not in a container: mount -t bpf bpf /sys/fs/bpf; or give a folder of another as --bpf-dir",
         ),
         Err(error) => Finding::failed("bpffs", error, "let this process read it: it needs to be root"),
     }
