@@ -364,15 +364,22 @@ impl Node {
 
     /// The proxy's resident memory in KiB.
     pub fn resident_kib(&self) -> anyhow::Result<u64> {
+        self.status_kib("VmRSS")
+    }
+
+    /// The part of it that is no file's: heap and stacks.
+    pub fn anonymous_kib(&self) -> anyhow::Result<u64> {
+        self.status_kib("RssAnon")
+    }
+
+    fn status_kib(&self, field: &str) -> anyhow::Result<u64> {
         let pid = self.pid().context("no proxy runs")?;
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).context("read the proxy's status")?;
-        let line = status
+        let value = status
             .lines()
-            .find_map(|line| line.strip_prefix("VmRSS:"))
-            .context("no VmRSS in the status")?;
-        line.trim()
-            .trim_end_matches(" kB")
-            .parse()
-            .context("the value of VmRSS")
+            .find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+        let value = value.with_context(|| format!("no {field} in the status"))?;
+        let value = value.trim().trim_end_matches(" kB").parse();
+        value.with_context(|| format!("the value of {field}"))
     }
 }
