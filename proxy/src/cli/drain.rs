@@ -8,7 +8,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::admin_page::AdminPage;
-use super::handover::Wish;
+use super::handover::{Leaving, Wish};
 use super::keep::Keeper;
 use crate::telemetry::Telemetry;
 
@@ -45,8 +45,9 @@ impl StopSignals {
 
     /// Waits for a signal, and then for so long, or for a second one: whoever has stopped this process may be starting
     /// another in its place.
-    pub(super) async fn wait_for_good(&mut self, successor: Duration) {
+    pub(super) async fn wait_for_good(&mut self, leaving: &Leaving, successor: Duration) {
         self.wait().await;
+        leaving.told();
         if !successor.is_zero() {
             tracing::info!(
                 "told to stop; taking new connections for {} ms more, until a successor takes over",

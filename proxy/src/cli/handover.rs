@@ -8,6 +8,8 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
@@ -25,6 +27,8 @@ const POLL: Duration = Duration::from_millis(20);
 
 /// The socket's name in the folder.
 const SOCKET: &str = "control.sock";
+/// What a process that has been told to stop adds to its name.
+const LEAVING: &str = ", leaving";
 /// The name of the file that is locked by who starts.
 const LOCK: &str = "start.lock";
 
@@ -64,6 +68,8 @@ pub(super) struct Predecessor {
     stream: BufReader<UnixStream>,
     /// Its process id and version.
     pub(super) name: String,
+    /// Whether it has been told to stop, and only waits for a successor or for the end of what it carries.
+    pub(super) leaving: bool,
 }
 
 impl Predecessor {
@@ -80,9 +86,12 @@ impl Predecessor {
         let mut found = Self {
             stream: BufReader::new(stream),
             name: "the running proxy".to_owned(),
+            leaving: false,
         };
-        let name = found.ask("hello").await?;
-        found.name = format!("the running proxy ({name})");
+        let said = found.ask("hello").await?;
+        let name = said.strip_suffix(LEAVING);
+        found.leaving = name.is_some();
+        found.name = format!("the running proxy ({})", name.unwrap_or(&said));
         Ok(Some(found))
     }
 
@@ -129,11 +138,27 @@ pub(super) enum Wish {
 /// Where successors are heard.
 pub(super) struct Control {
     listener: UnixListener,
+    leaving: Leaving,
+}
+
+/// Whether this process has been told to stop.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Leaving(Arc<AtomicBool>);
+
+impl Leaving {
+    /// It has.
+    pub(super) fn told(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    fn is_told(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
 }
 
 impl Control {
     /// Listens in the folder, in the place of whoever did before.
-    pub(super) fn bind(dir: &Path) -> anyhow::Result<Self> {
+    pub(super) fn bind(dir: &Path, leaving: Leaving) -> anyhow::Result<Self> {
         let path: PathBuf = dir.join(SOCKET);
         let bind = || {
             match fs::remove_file(&path) {
@@ -145,7 +170,7 @@ impl Control {
             Ok(listener)
         };
         let listener = bind().with_context(|| format!("listening on {}", path.display()))?;
-        Ok(Self { listener })
+        Ok(Self { listener, leaving })
     }
 
     /// Hears successors, one after the other, until one has said the last word.
@@ -155,7 +180,9 @@ impl Control {
                 Ok((stream, _)) => {
                     // Root only, as its folder and mode say; a second lock does not hurt.
                     let own = nix::unistd::geteuid().as_raw();
-                    if stream.peer_cred().is_ok_and(|peer| peer.uid() == own) && converse(stream, &wishes).await {
+                    if stream.peer_cred().is_ok_and(|peer| peer.uid() == own)
+                        && converse(stream, &wishes, &self.leaving).await
+                    {
                         return;
                     }
                 }
@@ -169,7 +196,7 @@ impl Control {
 }
 
 /// Returns whether the last word was said.
-async fn converse(stream: UnixStream, wishes: &mpsc::Sender<Wish>) -> bool {
+async fn converse(stream: UnixStream, wishes: &mpsc::Sender<Wish>, leaving: &Leaving) -> bool {
     let mut stream = BufReader::new(stream);
     let mut frozen = false;
     loop {
@@ -177,7 +204,10 @@ async fn converse(stream: UnixStream, wishes: &mpsc::Sender<Wish>) -> bool {
         let heard = stream.read_line(&mut word).await;
         let (done, answer) = oneshot::channel();
         let reply = match (heard, word.trim_end()) {
-            (Ok(1..), "hello") => format!("ok pid {}, {}\n", std::process::id(), super::version()),
+            (Ok(1..), "hello") => {
+                let leaving = if leaving.is_told() { LEAVING } else { "" };
+                format!("ok pid {}, {}{leaving}\n", std::process::id(), super::version())
+            }
             (Ok(1..), "freeze") => {
                 frozen = true;
                 if wishes.send(Wish::Freeze(done)).await.is_err() || answer.await.is_err() {
@@ -217,10 +247,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         assert!(Predecessor::find(dir.path()).await.unwrap().is_none());
         let (sender, mut wishes) = mpsc::channel(1);
-        let serving = tokio::spawn(Control::bind(dir.path()).unwrap().serve(sender));
+        let leaving = Leaving::default();
+        let serving = tokio::spawn(Control::bind(dir.path(), leaving.clone()).unwrap().serve(sender));
 
         let mut failing = Predecessor::find(dir.path()).await.unwrap().unwrap();
-        assert!(failing.name.contains("pid"), "{}", failing.name);
+        assert!(failing.name.contains("pid") && !failing.leaving, "{}", failing.name);
         let (frozen, wish) = tokio::join!(failing.freeze(), async {
             match wishes.recv().await {
                 Some(Wish::Freeze(done)) => done.send(()).unwrap(),
@@ -232,7 +263,9 @@ mod tests {
         drop(failing);
         assert!(matches!(wishes.recv().await, Some(Wish::Thaw)));
 
+        leaving.told();
         let mut next = Predecessor::find(dir.path()).await.unwrap().unwrap();
+        assert!(next.leaving && !next.name.contains("leaving"), "{}", next.name);
         let told = tokio::spawn(async move {
             next.freeze().await.unwrap();
             next.drain().await.unwrap();

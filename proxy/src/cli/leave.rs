@@ -1,8 +1,9 @@
 //! `adit leave`: takes Adit off all nodes of a cluster, for `helm uninstall`.
 //!
 //! Helm deletes objects and is done; what the agents have put into the kernels of the nodes stays, as it must when an agent
-//! is merely replaced. So before Helm deletes anything, the agents are stopped for good (`adit leave agents`), and then a
-//! DaemonSet of the chart lets the pods of each node go, on which `adit leave nodes` waits.
+//! is merely replaced. So before Helm deletes anything, the agents are told to stop for good (`adit leave agents`), and then
+//! a DaemonSet of the chart lets the pods of each node go, on which `adit leave nodes` waits. What an agent carries goes on
+//! meanwhile, and after that.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -11,7 +12,7 @@ use anyhow::{Context as _, bail};
 use clap::{Args, ValueEnum};
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{Node, Pod};
-use kube::api::{DeleteParams, ListParams, PropagationPolicy};
+use kube::api::{DeleteParams, ListParams};
 use kube::{Api, Client};
 use tokio::time::{Instant, sleep};
 
@@ -19,15 +20,12 @@ use super::args::LogArgs;
 use super::logging::LogSettings;
 use super::values::parse_positive_duration;
 
-/// How long an agent may still carry what is open, waiting for a successor that does not come (`awaitSuccessorSeconds` in the
-/// chart) included: that will end with it in any case.
-const GRACE_SECONDS: u32 = 10;
 const POLL: Duration = Duration::from_millis(500);
 
 /// `adit leave`.
 #[derive(Debug, Clone, Args)]
 pub struct LeaveArgs {
-    /// What is done: the agents are stopped for good; or it is waited until the nodes are free of Adit
+    /// What is done: the agents are told to stop for good; or it is waited until the nodes are free of Adit
     step: Step,
 
     /// The namespace that Adit is installed in
@@ -82,8 +80,7 @@ struct Leave {
 }
 
 impl Leave {
-    /// Deletes the agents' DaemonSet and pods. A pod on a node that does not answer is left to itself: its node is let go
-    /// when it is back, or never was.
+    /// Deletes the agents' DaemonSet, and waits until its pods are told to stop.
     async fn stop_agents(&self, deadline: Instant) -> anyhow::Result<()> {
         let Some(set) = self
             .daemon_sets
@@ -95,38 +92,21 @@ impl Leave {
             return Ok(());
         };
         let selector = ListParams::default().labels(&selector(&set));
-        let delete = DeleteParams {
-            propagation_policy: Some(PropagationPolicy::Background),
-            ..DeleteParams::default()
-        };
-        match self.daemon_sets.delete(&self.name, &delete).await {
+        // Its pods are deleted with it, with the time that they have for what they carry.
+        match self.daemon_sets.delete(&self.name, &DeleteParams::background()).await {
             Err(kube::Error::Api(status)) if status.code == 404 => {}
             deleted => drop(deleted.with_context(|| format!("deleting the DaemonSet {}", self.name))?),
         }
-        let at_once = DeleteParams::default().grace_period(GRACE_SECONDS);
-        let mut told = BTreeSet::new();
         loop {
             let pods = self.pods.list(&selector).await.context("listing the agents")?.items;
-            let away = self.nodes_away().await?;
-            let (unreachable, left): (Vec<_>, Vec<_>) = pods
-                .iter()
-                .partition(|pod| node_of(pod).is_some_and(|node| away.contains(node)));
-            if left.is_empty() {
-                warn_of(unreachable.into_iter().filter_map(node_of));
-                tracing::info!("all agents have stopped");
+            let untold = pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none());
+            let names: Vec<_> = untold.filter_map(|pod| pod.metadata.name.as_deref()).collect();
+            if names.is_empty() {
+                tracing::info!("all agents are told to stop");
                 return Ok(());
             }
-            for name in left.iter().filter_map(|pod| pod.metadata.name.as_deref()) {
-                if told.insert(name.to_owned()) {
-                    match self.pods.delete(name, &at_once).await {
-                        Err(kube::Error::Api(status)) if status.code == 404 => {}
-                        deleted => drop(deleted.with_context(|| format!("deleting the pod {name}"))?),
-                    }
-                }
-            }
             if Instant::now() > deadline {
-                let names: Vec<_> = left.iter().filter_map(|pod| pod.metadata.name.as_deref()).collect();
-                bail!("these agents have not stopped: {}", names.join(", "));
+                bail!("these agents are not told to stop: {}", names.join(", "));
             }
             sleep(POLL).await;
         }
@@ -142,7 +122,7 @@ impl Leave {
             let away = self.nodes_away().await?;
             let left = still_to_leave(&set, &pods, &away);
             if left.is_empty() {
-                warn_of(away.iter().map(String::as_str));
+                warn_of(&away);
                 tracing::info!(
                     "Adit has left {} nodes",
                     pods.iter().filter(|pod| is_ready(pod)).count()
@@ -172,12 +152,11 @@ impl Leave {
     }
 }
 
-fn warn_of<'a>(nodes: impl Iterator<Item = &'a str>) {
-    let nodes: Vec<_> = nodes.collect();
+fn warn_of(nodes: &BTreeSet<String>) {
     if !nodes.is_empty() {
         tracing::warn!(
             "these nodes do not answer; if they have not been restarted when they are back, run `adit node --uninstall` there: {}",
-            nodes.join(", ")
+            Vec::from_iter(nodes.iter().map(String::as_str)).join(", ")
         );
     }
 }

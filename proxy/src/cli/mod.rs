@@ -16,6 +16,7 @@ mod probe;
 mod process;
 mod settings;
 mod source;
+mod uninstall;
 mod values;
 
 use std::ffi::OsString;
@@ -26,9 +27,6 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use thiserror::Error;
 
 use crate::identity::causes_after;
-use crate::steer;
-use drain::StopSignals;
-use handover::Predecessor;
 
 pub use args::{LogArgs, NodeArgs};
 pub use ca::CaCommand;
@@ -40,6 +38,7 @@ pub use probe::{ProbeArgs, ProbeError, probe};
 pub use process::{Hardening, prepare_process};
 pub use settings::{CaClientSettings, NodeSettings, SettingsError};
 pub use source::{SourceArgs, SourceKind, SourceSettings};
+pub use uninstall::{Uninstall, uninstall};
 pub use values::{BpfLog, LogLevel, PodName, ValueError, parse_bytes, parse_duration};
 
 /// What the command line asks for.
@@ -68,19 +67,6 @@ pub enum Invocation {
         /// Where to connect to.
         to: SocketAddr,
     },
-}
-
-/// What `adit node --uninstall` must know.
-#[derive(Debug)]
-pub struct Uninstall {
-    /// Level and form of the log.
-    pub log: LogSettings,
-    /// The folder of a bpffs in which maps and programs are pinned.
-    pub bpf_dir: PathBuf,
-    /// The folder of the socket at which a running proxy is heard.
-    pub run_dir: PathBuf,
-    /// Whether the command ends only when it is told to.
-    pub stay: bool,
 }
 
 /// Why a command line, its environment and configuration file are not a runnable command.
@@ -146,26 +132,6 @@ pub fn version() -> String {
 pub fn chain(error: &dyn std::error::Error) -> String {
     let text = causes_after(error, ": caused by: ");
     text.lines().map(str::trim).collect::<Vec<_>>().join(" ")
-}
-
-/// Runs `adit node --uninstall`.
-pub async fn uninstall(what: Uninstall) -> anyhow::Result<()> {
-    let Uninstall {
-        bpf_dir, run_dir, stay, ..
-    } = what;
-    let mut stop = StopSignals::install()?;
-    if let Some(running) = Predecessor::find(&run_dir).await? {
-        anyhow::bail!("{} would put everything back in its place; stop it first", running.name);
-    }
-    if steer::uninstall(&bpf_dir)? {
-        tracing::info!("removed all of Adit below {}", bpf_dir.display());
-    } else {
-        tracing::info!("there is nothing of Adit at {}", bpf_dir.display());
-    }
-    if stay {
-        stop.wait().await;
-    }
-    Ok(())
 }
 
 /// Runs `adit leave`.

@@ -14,7 +14,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use super::admin_page::AdminPage;
 use super::args::{AUTO, StartupMode};
 use super::drain::{Drain, StopSignals};
-use super::handover::{Control, Predecessor, Turn};
+use super::handover::{Control, Leaving, Predecessor, Turn};
 use super::keep::{Keeper, Kept};
 use super::memory;
 use super::process::connections_per_pod;
@@ -209,8 +209,8 @@ pub async fn run(mut settings: NodeSettings) -> anyhow::Result<()> {
         }
         admin.open_when_free();
     }
-    let (wish, mut wishes) = mpsc::channel(1);
-    tokio::spawn(Control::bind(&settings.run_dir)?.serve(wish));
+    let ((wish, mut wishes), leaving) = (mpsc::channel(1), Leaving::default());
+    tokio::spawn(Control::bind(&settings.run_dir, leaving.clone())?.serve(wish));
     drop(turn);
     // A predecessor has read it until now.
     let (ends, refusals) = (steering.direct_ends()?, steering.refusals()?);
@@ -284,9 +284,10 @@ pub async fn run(mut settings: NodeSettings) -> anyhow::Result<()> {
     });
     let superseded = tokio::select! {
         kept = keeper.keep(&mut wishes) => Some(kept?),
-        () = stop.wait_for_good(settings.await_successor) => None,
+        () = stop.wait_for_good(&leaving, settings.await_successor) => None,
         _ = told_to_quit.wait_for(|quit| *quit) => None,
     };
+    leaving.told();
     let _draining = readiness.pending("draining");
     let workers_drain = Drain {
         started: drain,

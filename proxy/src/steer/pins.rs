@@ -182,12 +182,8 @@ pub fn uninstall(dir: &Path) -> Result<bool, SteerError> {
     if !dir.exists() {
         return Ok(false);
     }
-    let is_version = |name: &String| {
-        name.strip_prefix('v')
-            .is_some_and(|number| number.parse::<u32>().is_ok())
-    };
-    for version in names(dir)?.iter().filter(|name| is_version(name)) {
-        remove_version(&dir.join(version))?;
+    for version in versions(dir)? {
+        remove_version(&version)?;
     }
     fs::remove_dir(dir).map_err(|error| failed("removing", dir, error))?;
     Ok(true)

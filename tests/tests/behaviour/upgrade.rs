@@ -267,6 +267,43 @@ fn a_successor_takes_over_from_one_that_drains_after_a_signal() {
 }
 
 #[test]
+fn uninstall_beside_proxies_that_have_been_told_to_stop_frees_the_pods_and_what_is_open_goes_on() {
+    let bed = world("uninstall beside")
+        .node_argument("--await-successor=60s")
+        .start()
+        .unwrap();
+    let (client, server) = (bed.pod("client"), bed.pod("server"));
+    let _server = echo(server, PORT);
+    let to = server.at(PORT);
+    let talk = |stage: &Stage| {
+        let mut stream = net::connect(to)?;
+        for text in ["before", "during"] {
+            stream.write_all(text.as_bytes())?;
+            stage.reached(&net::read_text(&mut stream, text.len())?)?;
+            stage.hold()?;
+        }
+        Ok(())
+    };
+    let mut open = client.serve(talk).unwrap();
+    for node in bed.nodes() {
+        node.signal(Signal::SIGTERM).unwrap();
+        node.uninstall().unwrap();
+        assert!(!node.bpf_dir().exists());
+        assert!(node.is_running(), "it carries what is open");
+    }
+    ask(client, to);
+    open.proceed().unwrap();
+    assert_eq!(open.stage::<String>(SOON).unwrap(), "during");
+    open.proceed().unwrap();
+    open.join(SOON).unwrap();
+    for node in bed.nodes() {
+        assert!(node.wait_ended(LONG).unwrap().success());
+        let lines = node.access_log();
+        assert_eq!(lines.len(), 1, "nobody carried what came later: {lines:?}");
+    }
+}
+
+#[test]
 fn uninstall_is_refused_while_a_proxy_runs() {
     let bed: Bed = world("refuse uninstall").start().unwrap();
     let error = bed.node("n1").uninstall().unwrap_err().to_string();

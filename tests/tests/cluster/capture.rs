@@ -5,8 +5,8 @@ use adit_tests::tool::FirstConnect;
 use serde_json::{Value, json};
 
 use crate::stage::{
-    SHOP, access, address, assert_all_ok, await_access, await_captured, await_that, call, identity, mesh_namespace,
-    shop, strict_server,
+    SHOP, access, address, assert_all_ok, await_access, await_captured, await_that, call, identity, is_long,
+    mesh_namespace, shop, strict_server,
 };
 
 #[test]
@@ -159,11 +159,11 @@ fn the_first_instruction_of_whatever_runs_in_a_pod_connects_as_the_pod() {
 }
 
 #[test]
-fn forty_pods_that_start_at_once_connect_as_themselves_or_not_at_all() {
+fn pods_that_start_at_once_connect_as_themselves_or_not_at_all() {
     let cluster = shop();
     let namespace = "burst";
     let to = strict_server(cluster, namespace);
-    let count = 40;
+    let count = if is_long() { 200 } else { 40 };
     let pod = PodSpec::new("many")
         .account("client")
         .with("restartPolicy", "OnFailure".into());
@@ -173,7 +173,7 @@ fn forty_pods_that_start_at_once_connect_as_themselves_or_not_at_all() {
         "metadata": {"name": "many", "namespace": namespace},
         "spec": {
             "completions": count,
-            "parallelism": count,
+            "parallelism": count.min(60),
             "template": pod.args(["first-connect", &to]).template(),
         },
     });

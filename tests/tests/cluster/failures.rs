@@ -8,8 +8,8 @@ use adit_tests::tool::Calls;
 use serde_json::Value;
 
 use crate::stage::{
-    SHOP, address, agent, agents, assert_all_ok, await_captured, await_that, call, is_ready, mesh_namespace, shop,
-    strict,
+    SHOP, address, agent, agents, assert_all_ok, await_captured, await_that, call, is_long, is_ready, mesh_namespace,
+    shop, strict,
 };
 
 /// Pods of the first node that call servers of both nodes all the time: by new connections, and by one that stays open.
@@ -179,7 +179,7 @@ fn without_an_api_server_all_goes_on_as_it_was_and_what_has_changed_is_followed_
     let cluster = callers.cluster;
     let before = ALL.map(|name| callers.calls(name).ok);
     cluster.stop_api_server().unwrap();
-    sleep(Duration::from_secs(10));
+    sleep(Duration::from_secs(if is_long() { 300 } else { 10 }));
     cluster.start_api_server().unwrap();
     for (name, before) in ALL.into_iter().zip(before) {
         let calls = callers.calls(name);

@@ -141,17 +141,25 @@ fn adit_comes_changes_and_goes_under_load_and_leaves_nothing() {
     assert_none_failed(cluster, "after a rollback");
     assert_eq!(log_levels(cluster), ["info", "info"]);
 
-    // The old agents stay for what they carry, and no longer.
+    let begin = Instant::now();
+    helm(cluster, &["uninstall", "adit"]);
+    println!("uninstalled after {:?}", begin.elapsed());
+    for (pod, _, _, long) in CALLERS {
+        let calls = calls(cluster, pod);
+        println!(
+            "after uninstalling: {pod}: {} calls, {} failed",
+            calls.calls, calls.failed
+        );
+        assert!(calls.failed == 0 || !long, "{pod}: {calls:?}");
+    }
+    // All agents stay for what they carry, and no longer.
+    assert!(!agents(cluster).is_empty() && agents(cluster).iter().all(is_leaving));
     for (pod, _, _, long) in CALLERS {
         if long {
             cluster.delete(SHOP, &["pod", pod]).unwrap();
         }
     }
-    await_that("the old agents to be gone", || agents(cluster).len() == 2);
-
-    let begin = Instant::now();
-    helm(cluster, &["uninstall", "adit"]);
-    println!("uninstalled after {:?}", begin.elapsed());
+    await_that("the agents to be gone", || agents(cluster).is_empty());
     for node in cluster.nodes() {
         let left = node
             .run(["find", "/sys/fs/bpf", "-mindepth", "1", "-not", "-name", "*.debug"])

@@ -15,6 +15,12 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 /// The namespace of the pods that tests share.
 pub(crate) const SHOP: &str = "shop";
 
+/// Whether what stands for something long, or for many, is to be as in life: with `ADIT_LONG` set, an API server stays away for
+/// five minutes, and 200 pods start.
+pub(crate) fn is_long() -> bool {
+    std::env::var_os("ADIT_LONG").is_some()
+}
+
 /// The cluster with Adit on it.
 pub(crate) fn meshed() -> &'static Cluster {
     let cluster = shared();
