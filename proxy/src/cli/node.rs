@@ -85,6 +85,8 @@ pub async fn run(mut settings: NodeSettings) -> anyhow::Result<()> {
     };
     let telemetry = Telemetry::new(telemetry_settings, Arc::new(certs.clone())).context("starting the access log")?;
     let (pods, outcomes) = (LocalPods::default(), Outcomes::default());
+    telemetry.watch_pods(outcomes.clone());
+    telemetry.watch_source(source_status.clone());
     let (quit, mut told_to_quit) = watch::channel(false);
     let state = AdminState {
         telemetry: Arc::clone(&telemetry),
@@ -487,7 +489,11 @@ fn sections(
         .with("version", || Value::from(super::version()))
         .with("source", move || {
             let status = source.load();
-            json!({ "generation": status.generation, "last_error": status.last_error.map(|error| error.to_string()) })
+            json!({
+                "generation": status.generation,
+                "last_error": status.last_error,
+                "heard_seconds_ago": status.heard.map(|heard| heard.elapsed().as_secs()),
+            })
         })
         .with("pods", move || {
             pods.all()

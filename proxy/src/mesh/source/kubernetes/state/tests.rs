@@ -282,6 +282,8 @@ fn an_address_in_flux_is_the_live_pods_in_whatever_order_it_is_heard_of() {
         (7, of_host(&newer(&POD)), b.clone(), Some("b")),
         (8, of_host(&POD), ended(&b), None),
         (9, elsewhere(&newer(&POD)), b.clone(), Some("b")),
+        (10, of_host(&POD), of_host(&newer(&b)), None),
+        (11, ended(&leaving(&POD)), leaving(&b), Some("b")),
     ] {
         for order in [[&first, &second], [&second, &first]] {
             let mut state = state();
@@ -332,6 +334,45 @@ fn what_a_list_lacks_is_gone_and_what_has_come_again_is_another() {
     );
     assert_eq!(&*mesh.workload_by_addr(ip("10.0.0.1")).unwrap().uid, "c");
     assert!(mesh.workload_by_addr(ip("10.0.0.2")).is_none());
+}
+
+#[test]
+fn what_is_told_to_be_gone_and_was_never_known_or_waits_changes_nothing_else() {
+    let mut state = state();
+    set(&mut state, Kind::Namespaces, namespace("shop", Some("enabled")));
+    set(&mut state, Kind::Pods, pod(&POD));
+    state.take_changed().unwrap();
+    // Of the same name and address, and yet another.
+    let unknown = PodSpec { uid: "b", ..POD };
+    let other_namespace = object(&wire::Namespace {
+        metadata: meta("", "shop", "another", &[]),
+    });
+    state.apply(Event::Gone(Kind::Pods, pod(&unknown)));
+    state.apply(Event::Gone(Kind::Namespaces, other_namespace));
+    state.apply(Event::Gone(Kind::Nodes, namespace("n7", None)));
+    assert!(state.take_changed().is_none());
+    // A pod that waits for its namespace goes before that comes.
+    let waits = |uid| {
+        let mut metadata = meta("later", uid, uid, &[]).unwrap();
+        metadata.creation_timestamp = Some(wire::Time { seconds: 1 });
+        object(&wire::Pod {
+            metadata: Some(metadata),
+            spec: Some(wire::PodSpec {
+                node_name: "n1".into(),
+                ..Default::default()
+            }),
+            status: None,
+        })
+    };
+    for uid in ["goes", "stays"] {
+        set(&mut state, Kind::Pods, waits(uid));
+    }
+    state.apply(Event::Gone(Kind::Pods, waits("goes")));
+    set(&mut state, Kind::Namespaces, namespace("later", Some("enabled")));
+    let mesh = state.take_changed().unwrap();
+    let mut uids: Vec<_> = mesh.workloads().map(|workload| &*workload.uid).collect();
+    uids.sort_unstable();
+    assert_eq!(uids, ["a", "stays"]);
 }
 
 #[test]
@@ -469,3 +510,4 @@ fn policies_select_pods_of_this_node_by_their_labels_as_they_are_now() {
 }
 
 mod of_services;
+mod random;
