@@ -19,7 +19,9 @@ const UNIMPLEMENTED: HeaderValue = HeaderValue::from_static("12");
 pub(super) fn serve(listener: TcpListener) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
     runtime.context("start a runtime")?.block_on(async {
-        listener.set_nonblocking(true).context("make the listener non-blocking")?;
+        listener
+            .set_nonblocking(true)
+            .context("make the listener non-blocking")?;
         let listener = tokio::net::TcpListener::from_std(listener).context("take the listener over")?;
         loop {
             let (stream, _) = listener.accept().await.context("accept")?;

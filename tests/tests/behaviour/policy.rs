@@ -212,7 +212,11 @@ fn a_listed_policy_that_does_not_exist_denies() {
 
 #[test]
 fn a_port_in_a_policy_is_the_pods_whether_a_service_or_the_pod_is_dialled() {
-    let service = |name: &str, pod: &str| ServiceSpec::new(&format!("shop/{name}")).port(80, PORT).selector("app", pod);
+    let service = |name: &str, pod: &str| {
+        ServiceSpec::new(&format!("shop/{name}"))
+            .port(80, PORT)
+            .selector("app", pod)
+    };
     let bed = world("which port")
         .service(service("near", "neighbour"))
         .service(service("far", "server"))
@@ -223,7 +227,11 @@ fn a_port_in_a_policy_is_the_pods_whether_a_service_or_the_pod_is_dialled() {
     let dialled: Vec<_> = ["neighbour", "server"]
         .iter()
         .flat_map(|pod| [bed.pod(pod).at(PORT), bed.pod(pod).at6(PORT)])
-        .chain(["shop/near", "shop/far"].iter().flat_map(|name| [bed.service(name).at(80), bed.service(name).at6(80)]))
+        .chain(
+            ["shop/near", "shop/far"]
+                .iter()
+                .flat_map(|name| [bed.service(name).at(80), bed.service(name).at6(80)]),
+        )
         .collect();
     let deny = |port: u16| {
         let policy = format!(
@@ -233,7 +241,9 @@ fn a_port_in_a_policy_is_the_pods_whether_a_service_or_the_pod_is_dialled() {
         let known = || {
             let policies = bed.nodes().iter().map(|node| Ok(node.state()?["policies"].to_string()));
             let policies = policies.collect::<anyhow::Result<Vec<_>>>()?;
-            Ok(policies.iter().all(|policies| policies.contains(&format!("port-{port}"))))
+            Ok(policies
+                .iter()
+                .all(|policies| policies.contains(&format!("port-{port}"))))
         };
         wait_for("the policy", SOON, known).unwrap();
     };

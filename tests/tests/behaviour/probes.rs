@@ -157,7 +157,10 @@ fn a_probe_comes_from_the_nodes_own_address_as_network_policies_expect() {
             }
         }";
     let nft = |words: &[&str]| {
-        let output = node.inside(|| Command::new("nft").args(words).output()).unwrap().unwrap();
+        let output = node
+            .inside(|| Command::new("nft").args(words).output())
+            .unwrap()
+            .unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8_lossy(&output.stdout).into_owned()
     };

@@ -137,7 +137,11 @@ fn the_first_instruction_of_whatever_runs_in_a_pod_connects_as_the_pod() {
         await_access(cluster, node, 2, &fields);
         let pod = ["pod", "--namespace", namespace, &format!("slow-{node}")];
         let status = cluster.get(pod).unwrap()["status"].clone();
-        assert_eq!((&status["podIP"], &status["phase"]), (&Value::Null, &json!("Pending")), "{status}");
+        assert_eq!(
+            (&status["podIP"], &status["phase"]),
+            (&Value::Null, &json!("Pending")),
+            "{status}"
+        );
     }
     let pods = ["pod", "--namespace", namespace, "--selector=app!=server"];
     await_that("all to have started", || {

@@ -8,8 +8,8 @@ use adit_tests::tool::Calls;
 use serde_json::Value;
 
 use crate::stage::{
-    SHOP, address, agent, agents, assert_all_ok, await_access, await_captured, await_that, call, is_ready, mesh_namespace, shop,
-    strict,
+    SHOP, address, agent, agents, assert_all_ok, await_access, await_captured, await_that, call, is_ready,
+    mesh_namespace, shop, strict,
 };
 
 /// Pods of the first node that call servers of both nodes all the time: by new connections, and by one that stays open.
@@ -255,7 +255,12 @@ fn a_node_that_is_booted_anew_captures_its_pods_again() {
         });
         assert_all_ok(&call(cluster, SHOP, from, &address, &["--count", "5"]));
         let (from, to) = (format!("{SHOP}/{from}"), format!("{SHOP}/{to}"));
-        let fields = [("source.workload", &*from), ("destination.workload", &*to), ("path", path), ("how", "fin")];
+        let fields = [
+            ("source.workload", &*from),
+            ("destination.workload", &*to),
+            ("path", path),
+            ("how", "fin"),
+        ];
         await_access(cluster, node, 6, &fields);
     }
     for name in names {

@@ -275,7 +275,12 @@ fn a_services_address_leads_to_its_pods_on_a_node_without_kube_proxy() {
     let workload = format!("{shop}/web");
     for (name, path) in [("near", "direct"), ("far", "hbone")] {
         let service = format!("{shop}/{name}");
-        let fields = [("source.workload", &*workload), ("service", &*service), ("path", path), ("how", "fin")];
+        let fields = [
+            ("source.workload", &*workload),
+            ("service", &*service),
+            ("path", path),
+            ("how", "fin"),
+        ];
         await_access(cluster, 1, 20, &fields);
     }
     drop(alone);

@@ -425,6 +425,9 @@ async fn a_watch_on_which_nothing_is_heard_is_given_up_and_goes_on_from_what_it_
     expect(&mut heard, vec![set(&["6"])]).await;
     assert!(error.is_some_and(|error| error.contains("watching namespaces")));
     assert!(begin.elapsed() >= silence && oldest >= silence, "{oldest:?}");
-    assert!(status.load().heard.unwrap().elapsed() < silence, "it was heard of again");
+    assert!(
+        status.load().heard.unwrap().elapsed() < silence,
+        "it was heard of again"
+    );
     assert_eq!(server.asked()[1..3], [watch_from("1"), watch_from("5")]);
 }

@@ -555,7 +555,11 @@ fn a_policy_in_dry_run_is_only_told_of() {
         };
         let (state, message) = case.state();
         assert_eq!(state, expected);
-        assert_eq!(message.contains("In dry run it refuses nothing"), !enforced, "{message}");
+        assert_eq!(
+            message.contains("In dry run it refuses nothing"),
+            !enforced,
+            "{message}"
+        );
         assert_eq!(message.contains("enforced as written"), value == "false", "{message}");
     }
 }
@@ -576,7 +580,10 @@ fn a_policy_in_dry_run_that_is_written_badly_refuses_nothing_either() {
         assert!(case.cart_admits(WEB, 8080) && case.cart_admits(NONE, 9090), "{spec}");
         let (state, message) = case.state();
         assert_ne!(state, State::Accepted, "{spec}");
-        assert!(message.ends_with("what it would refuse is logged and counted"), "{message}");
+        assert!(
+            message.ends_with("what it would refuse is logged and counted"),
+            "{message}"
+        );
     }
 }
 

@@ -90,8 +90,15 @@ fn random(rng: &mut fastrand::Rng, kind: Kind, number: usize) -> ((Kind, String,
                     ..Default::default()
                 }),
                 status: Some(wire::PodStatus {
-                    phase: one(rng, &["Pending", "Running", "Running", "Succeeded", "Failed"]).as_bytes().to_vec().into(),
-                    pod_ips: addresses.into_iter().take(known).map(|ip| wire::PodIp { ip: text(ip) }).collect(),
+                    phase: one(rng, &["Pending", "Running", "Running", "Succeeded", "Failed"])
+                        .as_bytes()
+                        .to_vec()
+                        .into(),
+                    pod_ips: addresses
+                        .into_iter()
+                        .take(known)
+                        .map(|ip| wire::PodIp { ip: text(ip) })
+                        .collect(),
                     conditions: ["mesh.adit/Captured", "Ready"]
                         .map(|which| wire::PodCondition {
                             r#type: which.into(),
@@ -141,7 +148,9 @@ fn random(rng: &mut fastrand::Rng, kind: Kind, number: usize) -> ((Kind, String,
                 spec["selector"] = json!({"matchLabels": {"app": app}});
             }
             match kind {
-                Kind::PeerAuthentications => spec["mtls"] = json!({"mode": one(rng, &["STRICT", "PERMISSIVE", "UNSET"])}),
+                Kind::PeerAuthentications => {
+                    spec["mtls"] = json!({"mode": one(rng, &["STRICT", "PERMISSIVE", "UNSET"])})
+                }
                 _ => {
                     spec["action"] = one(rng, &["ALLOW", "DENY", "AUDIT"]).into();
                     spec["rules"] = json!([{"to": [{"operation": {"ports": [rng.u8(1..4).to_string()]}}]}]);
@@ -188,15 +197,21 @@ fn assert_same(known: &Mesh, truth: &Mesh, when: &str) {
     assert_eq!(changes, Changes::default(), "{when}");
     let policies = |mesh: &Mesh| -> BTreeMap<_, _> {
         let all = mesh.policies().iter();
-        all.map(|policy| (Arc::clone(policy.key()), Arc::clone(policy))).collect()
+        all.map(|policy| (Arc::clone(policy.key()), Arc::clone(policy)))
+            .collect()
     };
     assert_eq!(policies(known), policies(truth), "{when}");
-    let nodes = |mesh: &Mesh| -> BTreeMap<_, _> { mesh.nodes().map(|node| (Arc::clone(&node.name), Arc::clone(node))).collect() };
+    let nodes = |mesh: &Mesh| -> BTreeMap<_, _> {
+        mesh.nodes()
+            .map(|node| (Arc::clone(&node.name), Arc::clone(node)))
+            .collect()
+    };
     assert_eq!(nodes(known), nodes(truth), "{when}");
     for node in ["n0", "n1", "n2", "n3", "n4"] {
         let on = |mesh: &Mesh| -> BTreeMap<_, _> {
             let on = mesh.local_workloads(node);
-            on.map(|workload| (Arc::clone(&workload.uid), Arc::clone(workload))).collect()
+            on.map(|workload| (Arc::clone(&workload.uid), Arc::clone(workload)))
+                .collect()
         };
         assert_eq!(on(known), on(truth), "{when}, on {node}");
     }
@@ -216,7 +231,11 @@ fn what_has_come_and_gone_in_any_order_and_across_lists_is_known_as_if_told_once
     for kind in kinds {
         list(&mut state, kind, of_kind(&world, kind));
     }
-    assert_same(&state.take_changed().unwrap(), &told_once(&world), &format!("at first, seed {seed}"));
+    assert_same(
+        &state.take_changed().unwrap(),
+        &told_once(&world),
+        &format!("at first, seed {seed}"),
+    );
 
     for round in 0..=ROUNDS {
         // In the last round everything goes, one by one.
@@ -264,5 +283,48 @@ fn what_has_come_and_gone_in_any_order_and_across_lists_is_known_as_if_told_once
         assert_same(&known, &told_once(&world), &format!("round {round}, seed {seed}"));
     }
     assert!(world.is_empty());
-    assert_eq!((state.mesh.workload_count(), state.mesh.policies().len()), (0, 0), "seed {seed}");
+    assert_eq!(
+        (state.mesh.workload_count(), state.mesh.policies().len()),
+        (0, 0),
+        "seed {seed}"
+    );
+}
+
+#[test]
+fn what_is_told_to_be_gone_and_was_never_known_or_waits_changes_nothing_else() {
+    let mut state = state();
+    set(&mut state, Kind::Namespaces, namespace("shop", Some("enabled")));
+    set(&mut state, Kind::Pods, pod(&POD));
+    state.take_changed().unwrap();
+    // Of the same name and address, and yet another.
+    let unknown = PodSpec { uid: "b", ..POD };
+    let other_namespace = object(&wire::Namespace {
+        metadata: meta("", "shop", "another", &[]),
+    });
+    state.apply(Event::Gone(Kind::Pods, pod(&unknown)));
+    state.apply(Event::Gone(Kind::Namespaces, other_namespace));
+    state.apply(Event::Gone(Kind::Nodes, namespace("n7", None)));
+    assert!(state.take_changed().is_none());
+    // A pod that waits for its namespace goes before that comes.
+    let waits = |uid| {
+        let mut metadata = meta("later", uid, uid, &[]).unwrap();
+        metadata.creation_timestamp = Some(wire::Time { seconds: 1 });
+        object(&wire::Pod {
+            metadata: Some(metadata),
+            spec: Some(wire::PodSpec {
+                node_name: "n1".into(),
+                ..Default::default()
+            }),
+            status: None,
+        })
+    };
+    for uid in ["goes", "stays"] {
+        set(&mut state, Kind::Pods, waits(uid));
+    }
+    state.apply(Event::Gone(Kind::Pods, waits("goes")));
+    set(&mut state, Kind::Namespaces, namespace("later", Some("enabled")));
+    let mesh = state.take_changed().unwrap();
+    let mut uids: Vec<_> = mesh.workloads().map(|workload| &*workload.uid).collect();
+    uids.sort_unstable();
+    assert_eq!(uids, ["a", "stays"]);
 }
