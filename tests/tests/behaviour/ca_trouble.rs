@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use adit_tests::bed::process::TokenSpec;
+use adit_tests::bed::process::{CaSettings, TokenSpec};
 use adit_tests::bed::{AccessLine, Bed, wait_for};
 use adit_tests::ca_call::openssl_req;
 use adit_tests::net;
 use nix::sys::signal::Signal;
 
-use crate::world::{LONG, PORT, SOON, ask, echo, world};
+use crate::world::{LONG, PORT, SOON, ask, echo, is_answered, world};
 
 /// The client's connection fails for want of a certificate, within the 5 s that it may wait, and the log says so.
 fn assert_no_identity(bed: &Bed) {
@@ -197,4 +197,47 @@ fn a_ca_that_refuses_at_first_is_asked_again_soon_as_long_as_somebody_waits() {
     let took = right.elapsed();
     println!("{took:?} from when the CA grants to the first answer");
     assert!(took < Duration::from_secs(2), "{took:?}");
+}
+
+#[test]
+fn an_identity_that_the_ca_refuses_holds_up_no_other_and_no_upgrade() {
+    let bed = world("one refused")
+        .node_argument("--identity-wait=1s")
+        .build()
+        .unwrap();
+    let (server, node) = (bed.pod("server"), bed.node("n1"));
+    let _server = echo(server, PORT);
+    // The CA sees no pod of it on the node.
+    let mesh = bed.dir().join("of-the-ca.yaml");
+    bed.update(|whole| {
+        let mut part = whole.clone();
+        part.workloads.retain(|workload| workload.name != "neighbour");
+        std::fs::write(&mesh, part.to_yaml().unwrap()).unwrap();
+    })
+    .unwrap();
+    bed.start_ca_with(&CaSettings {
+        mesh,
+        ..bed.ca_settings().clone()
+    })
+    .unwrap();
+    bed.introduce_ca().unwrap();
+    bed.nodes().iter().for_each(|node| node.start().unwrap());
+    let check = || {
+        node.wait_for_log("sa/neighbour fail until it is granted", SOON)
+            .unwrap();
+        ask(bed.pod("client"), server.at(PORT));
+        assert!(!is_answered(bed.pod("neighbour"), server.at(PORT)));
+        let unavailable = node
+            .metrics()
+            .unwrap()
+            .sum("adit_certificates", &[("state", "unavailable")]);
+        assert_eq!(unavailable, 1.0);
+    };
+    check();
+    node.upgrade(&[]).unwrap();
+    check();
+    bed.kill_ca();
+    bed.start_ca().unwrap();
+    let granted = || Ok(is_answered(bed.pod("neighbour"), server.at(PORT)));
+    wait_for("the identity to be granted", SOON, granted).unwrap();
 }
