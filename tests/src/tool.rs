@@ -15,6 +15,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::sys::{check_interrupt, note_interrupts};
 
+mod grpc;
+
 /// A client or server in a pod.
 #[derive(Debug, Parser)]
 #[command(name = "adit-tool")]
@@ -26,6 +28,9 @@ enum Task {
         /// The ports
         #[arg(required = true)]
         ports: Vec<u16>,
+        /// A port at which gRPC's health service says that all is well
+        #[arg(long)]
+        grpc: Option<u16>,
     },
     /// Call again and again; says how it goes each second and at the end
     Call(Call),
@@ -105,7 +110,11 @@ fn run(task: Task, begin: Instant) -> anyhow::Result<()> {
     note_interrupts()?;
     match task {
         Task::Pause => pause(),
-        Task::Serve { ports } => {
+        Task::Serve { ports, grpc } => {
+            if let Some(port) = grpc {
+                let listener = listen(port)?;
+                thread::spawn(move || grpc::serve(listener).map_err(|error| eprintln!("gRPC: {error:#}")));
+            }
             for port in ports {
                 let listener = listen(port)?;
                 thread::spawn(move || serve(&listener));

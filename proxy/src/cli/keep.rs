@@ -95,6 +95,17 @@ impl Kept {
         }
     }
 
+    /// Puts right what is not in its place.
+    fn check(&mut self, mesh: &Mesh) -> Result<Vec<String>, EnrolError> {
+        let checked = self.enrolment.check();
+        if let Some(repaired) = checked.as_ref().ok().filter(|repaired| !repaired.is_empty()) {
+            self.telemetry.put_right(repaired.len());
+            // Pods of which something was gone are tested again.
+            self.standings.send_replace(Arc::new(self.enrolment.standings(mesh)));
+        }
+        checked
+    }
+
     fn forget(&self, mesh: &Mesh) {
         self.telemetry.forget_missing(mesh.workloads(), Instant::now());
     }
@@ -190,7 +201,8 @@ impl Keeper {
                     self.aside(move |kept| kept.forget(&mesh)).await?;
                 }
                 _ = check.tick(), if !frozen => {
-                    let checked = self.aside(|kept| kept.enrolment.check()).await?;
+                    let mesh = self.mesh.load();
+                    let checked = self.aside(move |kept| kept.check(&mesh)).await?;
                     self.note(checked);
                 }
             }

@@ -24,7 +24,9 @@ use super::values::BpfLog;
 use crate::admin::{AdminState, Readiness, StateSections};
 use crate::dataplane::{Dataplane, DataplaneSettings, DirectConnections, Verdicts, Workers};
 use crate::hbone::HboneSettings;
-use crate::identity::{CaClient, CaSettings, CertStore, IdentityLease, StoreSettings};
+use crate::identity::{
+    CaClient, CaSettings, CertStore, IdentityError, IdentityLease, IssueError, SpiffeId, StoreSettings,
+};
 use crate::mesh::source::StatusHandle;
 use crate::mesh::source::kubernetes::View;
 use crate::mesh::source::kubernetes::events::{Event, Events, Regarding, Reporter};
@@ -84,6 +86,8 @@ pub async fn run(mut settings: NodeSettings) -> anyhow::Result<()> {
     };
     let telemetry = Telemetry::new(telemetry_settings, Arc::new(certs.clone())).context("starting the access log")?;
     let (pods, outcomes) = (LocalPods::default(), Outcomes::default());
+    telemetry.watch_pods(outcomes.clone());
+    telemetry.watch_source(source_status.clone());
     let (quit, mut told_to_quit) = watch::channel(false);
     let state = AdminState {
         telemetry: Arc::clone(&telemetry),
@@ -233,8 +237,7 @@ pub async fn run(mut settings: NodeSettings) -> anyhow::Result<()> {
         if certs.try_get(&id).is_none() {
             let pending = readiness.pending(format!("certificate of {id}"));
             tokio::spawn(async move {
-                // Each try waits for a while; a pod that leaves ends it.
-                while let Err(crate::identity::IdentityError::Unavailable { .. }) = certs.get(&id).await {}
+                first_certificate(&certs, &id).await;
                 drop(pending);
             });
         }
@@ -358,10 +361,7 @@ async fn fetch_certificates(certs: &CertStore, node: &str, mesh: &MeshHandle) ->
     let leases = identities.iter().map(|id| certs.acquire(id)).collect();
     let all = async {
         for id in &identities {
-            // Each try waits for a while.
-            while let Err(error) = certs.get(id).await {
-                tracing::warn!("{error}");
-            }
+            first_certificate(certs, id).await;
         }
     };
     let in_time = timeout(CERTIFICATES_BEFORE_HANDOVER, all).await;
@@ -370,6 +370,19 @@ async fn fetch_certificates(certs: &CertStore, node: &str, mesh: &MeshHandle) ->
         anyhow::anyhow!("the certificate authority has not issued all certificates within {seconds} s")
     })?;
     Ok(leases)
+}
+
+/// Waits until the identity has a certificate, no pod of it is left, or the authority, which knows us, does not grant it: that
+/// concerns its pods, and is to hold up no others.
+async fn first_certificate(certs: &CertStore, id: &SpiffeId) {
+    // Each try waits for a while.
+    while let Err(IdentityError::Unavailable { reason, .. }) = certs.get(id).await {
+        let Some(reason) = reason else { continue };
+        if let IssueError::PermissionDenied { .. } = &*reason {
+            tracing::warn!("the connections of pods of {id} fail until it is granted: {reason}");
+            return;
+        }
+    }
 }
 
 async fn prepare_steering(settings: &NodeSettings) -> anyhow::Result<Prepared> {
@@ -487,7 +500,11 @@ fn sections(
         .with("version", || Value::from(super::version()))
         .with("source", move || {
             let status = source.load();
-            json!({ "generation": status.generation, "last_error": status.last_error.map(|error| error.to_string()) })
+            json!({
+                "generation": status.generation,
+                "last_error": status.last_error,
+                "heard_seconds_ago": status.heard.map(|heard| heard.elapsed().as_secs()),
+            })
         })
         .with("pods", move || {
             pods.all()

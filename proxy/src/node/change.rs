@@ -79,6 +79,7 @@ mod tests {
             addresses: ips(addresses),
             found: found.then_some(FoundNetns { path, inode: 1 }),
             since: Instant::now(),
+            repairs: 0,
         }
     }
 

@@ -12,6 +12,8 @@ pub struct PodStanding {
     pub workload: Arc<Workload>,
     /// How it stands.
     pub capture: Capture,
+    /// How often its capture was found to be gone, and put right, since it was enrolled.
+    pub repairs: u32,
 }
 
 /// How a pod stands to the mesh.
@@ -47,6 +49,7 @@ impl Enrolment {
         all.map(|workload| PodStanding {
             workload: Arc::clone(workload),
             capture: self.capture(workload),
+            repairs: self.enrolled.get(&workload.uid).map_or(0, |pod| pod.repairs),
         })
         .collect()
     }

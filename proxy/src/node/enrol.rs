@@ -87,6 +87,8 @@ pub(super) struct Enrolled {
     /// By which process its namespace was found, where it was.
     pub(super) found: Option<FoundNetns>,
     pub(super) since: Instant,
+    /// How often its capture was found to be gone, and put right.
+    pub(super) repairs: u32,
 }
 
 /// The pods that should be enrolled, by their uids.
@@ -375,6 +377,7 @@ impl Enrolment {
             addresses: workload.addresses.clone(),
             found,
             since: Instant::now(),
+            repairs: 0,
         };
         let before = self.enrolled.insert(Arc::clone(&workload.uid), now);
         if let Some(holder) = holder {

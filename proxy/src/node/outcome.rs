@@ -24,6 +24,9 @@ pub struct Outcome {
 }
 
 impl Outcome {
+    /// All that [`Outcome::capture`] may say.
+    pub const CAPTURES: [&str; 6] = ["captured", "enrolled", "waiting", "failed", "barred", "outside"];
+
     /// That of a pod that stands so, where `tested` tells how the last test of its enrolment ended.
     pub fn of(standing: &PodStanding, tested: Option<&Result<(), String>>) -> Self {
         let (capture, reason) = match (&standing.capture, tested) {

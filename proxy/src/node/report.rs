@@ -53,13 +53,15 @@ pub struct Report {
 
 struct Tested {
     pod: Arc<LocalPod>,
+    /// After how many repairs.
+    repairs: u32,
     result: Result<(), String>,
     at: Instant,
 }
 
 /// What is wrong: in a word, and in words.
 type Complaint = (&'static str, String);
-type TestEnd = (Arc<LocalPod>, Result<(), String>);
+type TestEnd = (Arc<LocalPod>, u32, Result<(), String>);
 type WriteEnd = (Arc<Workload>, Option<Captured>, Result<(), WriteError>);
 
 impl Report {
@@ -107,7 +109,7 @@ impl Report {
                 changed = standings.changed() => if changed.is_err() {
                     return;
                 },
-                Some(Ok((pod, result))) = testing.join_next() => self.note_test(pod, result),
+                Some(Ok((pod, repairs, result))) = testing.join_next() => self.note_test(pod, repairs, result),
                 Some(Ok((workload, condition, result))) = writing.join_next() => self.note_write(&workload, condition, result),
                 () = sleep_until(next), if !self.idle(&now) => {}
             }
@@ -135,7 +137,7 @@ impl Report {
             return None;
         };
         let tested = self.tested.get(&standing.workload.uid)?;
-        Arc::ptr_eq(&tested.pod, pod).then_some(&tested.result)
+        (Arc::ptr_eq(&tested.pod, pod) && tested.repairs == standing.repairs).then_some(&tested.result)
     }
 
     fn test(&mut self, standing: &PodStanding, tests: &mut JoinSet<TestEnd>, next: &mut Instant) {
@@ -155,6 +157,7 @@ impl Report {
             return;
         }
         let (tests_under_way, pods_cgroup, pod) = (self.tests.clone(), self.pods_cgroup.clone(), Arc::clone(pod));
+        let repairs = standing.repairs;
         tests.spawn(async move {
             let tested = Arc::clone(&pod);
             let run = move || {
@@ -163,11 +166,11 @@ impl Report {
                     .map_err(|error| error.to_string())
             };
             let result = spawn_blocking(run).await;
-            (pod, result.unwrap_or_else(|error| Err(error.to_string())))
+            (pod, repairs, result.unwrap_or_else(|error| Err(error.to_string())))
         });
     }
 
-    fn note_test(&mut self, pod: Arc<LocalPod>, result: Result<(), String>) {
+    fn note_test(&mut self, pod: Arc<LocalPod>, repairs: u32, result: Result<(), String>) {
         self.testing.remove(pod.uid());
         let name = format!("{}/{}", pod.workload().namespace, pod.workload().name);
         match &result {
@@ -176,7 +179,13 @@ impl Report {
         }
         let uid = Arc::clone(pod.uid());
         let at = Instant::now();
-        self.tested.insert(uid, Tested { pod, result, at });
+        let tested = Tested {
+            pod,
+            repairs,
+            result,
+            at,
+        };
+        self.tested.insert(uid, tested);
     }
 
     /// Writes the pod's condition, if it is another than the API has, and complains of what is wrong, once.
@@ -268,7 +277,14 @@ fn complaints(standing: &PodStanding, tested: Option<&Result<(), String>>) -> Ve
     let of_annotations = faults
         .filter(|text| !text.is_empty() && !matches!(standing.capture, Capture::Barred(_) | Capture::Outside))
         .map(|text| ("InvalidAnnotation", text));
-    of_capture.into_iter().chain(of_annotations).collect()
+    let of_repairs = (standing.repairs > 0).then(|| {
+        let text = format!(
+            "something in the pod or on its node took its capture away; it has been put right, for the {}. time",
+            standing.repairs
+        );
+        ("CaptureLost", text)
+    });
+    of_capture.into_iter().chain(of_repairs).chain(of_annotations).collect()
 }
 
 #[cfg(test)]
@@ -286,7 +302,12 @@ mod tests {
                 ..PodDetails::default()
             }));
             let workload = Arc::new(workload);
-            complaints(&PodStanding { workload, capture }, None)
+            let standing = PodStanding {
+                workload,
+                capture,
+                repairs: 0,
+            };
+            complaints(&standing, None)
         };
         let invalid = ("InvalidAnnotation", "a; b".to_owned());
         let failed = ("EnrolmentFailed", "no".to_owned());

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::capture_test::CAPTURE_TEST;
 use super::change::{Change, change};
-use super::enrol::{first_of, wanted};
+use super::enrol::{Enrolled, first_of, wanted};
 use super::{EnrolError, Enrolment, LocalPod, listen_in};
 use crate::identity::SpiffeId;
 use crate::mesh::{Mesh, SameNode};
@@ -24,31 +24,35 @@ impl Enrolment {
     /// # Errors
     ///
     /// Something could not be put right.
-    pub fn check(&self) -> Result<Vec<String>, EnrolError> {
+    pub fn check(&mut self) -> Result<Vec<String>, EnrolError> {
         let repairs = self.steering.repair()?;
         let mut done = repairs.done;
         // A privileged process of the pod can close any socket of its namespace, the proxy's listeners too.
         for uid in self.server.take_broken() {
-            if let (Some(enrolled), Some(pod)) = (self.enrolled.get(&uid), self.pods.get(&uid)) {
-                self.listen_anew(&pod)?;
-                done.push(format!(
-                    "somebody closed listeners of pod {}/{}",
-                    enrolled.workload.namespace, enrolled.workload.name
-                ));
+            if let Some(name) = self.put_right(&uid)? {
+                done.push(format!("somebody closed listeners of pod {name}"));
             }
         }
-        for (uid, enrolled) in &self.enrolled {
-            if repairs.pods.contains(&enrolled.cookie)
-                && let Some(pod) = self.pods.get(uid)
-            {
-                self.listen_anew(&pod)?;
-                done.push(format!(
-                    "pod {}/{} was not captured",
-                    enrolled.workload.namespace, enrolled.workload.name
-                ));
+        let of_cookie = |pod: &Enrolled| repairs.pods.contains(&pod.cookie);
+        let uncaptured = self.enrolled.iter().filter(|(_, pod)| of_cookie(pod));
+        let uncaptured: Vec<Arc<str>> = uncaptured.map(|(uid, _)| Arc::clone(uid)).collect();
+        for uid in uncaptured {
+            if let Some(name) = self.put_right(&uid)? {
+                done.push(format!("pod {name} was not captured"));
             }
         }
         Ok(done)
+    }
+
+    /// Captures the pod anew, which is to be enrolled; gives its name.
+    fn put_right(&mut self, uid: &str) -> Result<Option<String>, EnrolError> {
+        let (Some(enrolled), Some(pod)) = (self.enrolled.get_mut(uid), self.pods.get(uid)) else {
+            return Ok(None);
+        };
+        enrolled.repairs += 1;
+        let name = format!("{}/{}", enrolled.workload.namespace, enrolled.workload.name);
+        self.listen_anew(&pod)?;
+        Ok(Some(name))
     }
 
     /// Takes back what a successor may have taken that did not get as far as to serve.

@@ -17,6 +17,7 @@ use super::flags::ResponseFlag;
 use super::process::ProcessFigures;
 use super::series::{LabelSet, Series};
 use super::{Core, PATHS, REPORTERS, reporter_name};
+use crate::node::{Outcome, Outcomes};
 
 /// Seconds: from a handshake on one machine to one that is near its deadline.
 const HANDSHAKE_BUCKETS: [f64; 12] = [
@@ -42,6 +43,7 @@ impl Collector for Metrics {
         self.connections(&mut page)?;
         self.handshakes(&mut page)?;
         self.certificates(&mut page)?;
+        self.pods(&mut page)?;
         self.process(&mut page)
     }
 }
@@ -244,6 +246,27 @@ impl Metrics {
         )
     }
 
+    fn pods(&self, page: &mut Page<'_>) -> fmt::Result {
+        let pods = self.0.pods.get().map(Outcomes::all).unwrap_or_default();
+        let standing = |capture| pods.iter().filter(move |pod| pod.capture == capture).count();
+        page.gauges(
+            "adit_pods",
+            "Pods of this node.",
+            Outcome::CAPTURES.map(|capture| ([("capture", capture)], standing(capture) as f64)),
+        )?;
+        page.counter(
+            "adit_repairs",
+            "What captures pods and was found missing or replaced, and put right.",
+            self.0.repairs.load(Ordering::Relaxed),
+        )?;
+        let heard = self.0.source.get().and_then(|source| source.load().heard);
+        page.gauge(
+            "adit_source_age_seconds",
+            "Seconds since the API server was last heard of.",
+            heard.map(|heard| heard.elapsed().as_secs_f64()),
+        )
+    }
+
     fn process(&self, page: &mut Page<'_>) -> fmt::Result {
         page.gauges(
             "adit_build_info",
@@ -324,8 +347,10 @@ impl Page<'_> {
     }
 
     fn gauge(&mut self, name: &str, help: &str, value: Option<f64>) -> fmt::Result {
-        let Some(value) = value else { return Ok(()) };
         let metric = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        ConstGauge::new(value).encode(metric)
+        match value {
+            Some(value) => ConstGauge::new(value).encode(metric),
+            None => Ok(()),
+        }
     }
 }

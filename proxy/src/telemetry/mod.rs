@@ -23,6 +23,8 @@ use prometheus_client::registry::Registry;
 use crate::dataplane::record::{Connection, End, Observer, Path, Reporter};
 use crate::dataplane::{DirectConnections, Unplaced};
 use crate::mesh::Workload;
+use crate::mesh::source::StatusHandle;
+use crate::node::Outcomes;
 use crate::steer::Namespaces;
 use live::LiveTable;
 use series::SeriesTable;
@@ -93,6 +95,8 @@ struct Core {
     handshake: [Histogram; 2],
     /// Connections that were refused because their pod had as many as it may have.
     no_place: AtomicU64,
+    /// What captures pods, and was found missing or replaced, and put right.
+    repairs: AtomicU64,
     log: Option<LineWriter>,
     certificates: Arc<dyn CertificateView>,
     /// Those of which the kernel tells only the end by itself.
@@ -101,6 +105,10 @@ struct Core {
     unplaced: OnceLock<Arc<ArcSwap<Unplaced>>>,
     /// Which the kernel alone counts.
     startup: OnceLock<Namespaces>,
+    /// How this node's pods stand.
+    pods: OnceLock<Outcomes>,
+    /// How the source of truth is doing.
+    source: OnceLock<StatusHandle>,
     started: SystemTime,
 }
 
@@ -131,11 +139,14 @@ impl Telemetry {
             dry_run_denials: Default::default(),
             handshake: [metrics::handshake_histogram(), metrics::handshake_histogram()],
             no_place: AtomicU64::new(0),
+            repairs: AtomicU64::new(0),
             log,
             certificates,
             direct: OnceLock::new(),
             unplaced: OnceLock::new(),
             startup: OnceLock::new(),
+            pods: OnceLock::new(),
+            source: OnceLock::new(),
             started: SystemTime::now(),
         });
         let mut registry = Registry::default();
@@ -159,6 +170,23 @@ impl Telemetry {
     pub fn watch_startup(&self, namespaces: Namespaces) {
         // Told once, at start.
         let _ = self.core.startup.set(namespaces);
+    }
+
+    /// Counts what was not in its place, and has been put right.
+    pub fn put_right(&self, count: usize) {
+        self.core.repairs.fetch_add(count as u64, Ordering::Relaxed);
+    }
+
+    /// Shows how this node's pods stand.
+    pub fn watch_pods(&self, outcomes: Outcomes) {
+        // Told once, at start.
+        let _ = self.core.pods.set(outcomes);
+    }
+
+    /// Shows how long nothing has been heard of the source of truth.
+    pub fn watch_source(&self, status: StatusHandle) {
+        // Told once, at start.
+        let _ = self.core.source.set(status);
     }
 
     /// All metrics as text. Bytes of connections that are still open are counted up to now. Takes milliseconds where

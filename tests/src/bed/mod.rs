@@ -215,6 +215,11 @@ impl Bed {
 
     /// Starts the CA and waits until it accepts connections.
     pub fn start_ca(&self) -> anyhow::Result<()> {
+        self.start_ca_with(&self.ca.settings)
+    }
+
+    /// The same with other settings, such as another mesh file than the proxies'.
+    pub fn start_ca_with(&self, settings: &CaSettings) -> anyhow::Result<()> {
         if !self.ca.settings.issuer_dir.exists() {
             // The first token makes the issuer's key, without which the CA has nothing to check tokens with.
             self.token(&TokenSpec {
@@ -223,8 +228,8 @@ impl Bed {
             })?;
         }
         let mut process = lock(&self.ca.process);
-        let ca = process.insert(Process::start_ca(&self.ca.settings, &self.ca.place, &self.ca.log)?);
-        let address = self.ca.settings.listen;
+        let ca = process.insert(Process::start_ca(settings, &self.ca.place, &self.ca.log)?);
+        let address = settings.listen;
         let ready = wait_for("the CA to listen", READY_DEADLINE, || {
             if let Some(status) = ca.ended()? {
                 bail!("the CA ended: {status}");

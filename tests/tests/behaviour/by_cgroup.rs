@@ -202,3 +202,31 @@ fn a_pod_with_users_of_its_own_is_found_and_captured_like_any_other() {
         assert_eq!(source_line(&bed, web, &seen).get("path"), path);
     }
 }
+
+#[test]
+fn a_pod_that_is_deleted_before_it_was_found_leaves_nothing_and_may_come_again() {
+    let bed = cluster("deleted early").build().unwrap();
+    start_without_addresses(&bed);
+    let (node, web, server) = (bed.node("n1"), bed.pod("web"), bed.pod("server"));
+    let _server = echo(server, PORT);
+    let waiting = |count: f64| {
+        let figure = || Ok(node.metrics()?.sum("adit_pods", &[("capture", "waiting")]) == count);
+        wait_for(&format!("{count} pods that wait"), SOON, figure).unwrap();
+    };
+    waiting(2.0);
+    let files = node.open_files().unwrap();
+    bed.update(|mesh| mesh.workloads.retain(|workload| workload.name != "web"))
+        .unwrap();
+    waiting(1.0);
+    assert!(!node.state().unwrap()["capture"].to_string().contains("web"));
+    // Whoever comes in its cgroup now is nobody that is known.
+    let _alive = echo(web, PORT);
+    assert_eq!(connect_once(web, server.at(PORT)), Some(libc::EPERM));
+    assert_eq!(enrolments(&bed), 0);
+    assert!(node.open_files().unwrap() <= files + 2, "{files} before");
+    let mut entry = web.entry(true);
+    entry.addresses.clear();
+    bed.update(|mesh| mesh.workloads.push(entry)).unwrap();
+    node.wait_for_log("pod shop/web is enrolled", SOON).unwrap();
+    ask(web, server.at(PORT));
+}

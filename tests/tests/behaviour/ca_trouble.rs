@@ -1,13 +1,14 @@
 //! The CA is down, hangs, or is not the one it should be.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use adit_tests::bed::process::{CaSettings, TokenSpec};
 use adit_tests::bed::{AccessLine, Bed, wait_for};
 use adit_tests::ca_call::openssl_req;
 use adit_tests::net;
 use nix::sys::signal::Signal;
 
-use crate::world::{LONG, PORT, SOON, ask, echo, world};
+use crate::world::{LONG, PORT, SOON, ask, echo, is_answered, world};
 
 /// The client's connection fails for want of a certificate, within the 5 s that it may wait, and the log says so.
 fn assert_no_identity(bed: &Bed) {
@@ -145,4 +146,98 @@ fn a_listener_that_says_nothing_in_the_place_of_the_ca_does_not_hold_up_the_prox
     let outsider = bed.pod("outsider");
     let _outside = echo(outsider, PORT);
     ask(bed.pod("client"), outsider.at(PORT));
+}
+
+#[test]
+fn a_ca_that_refuses_at_first_is_asked_again_soon_as_long_as_somebody_waits() {
+    let bed = world("refuses").build().unwrap();
+    let (client, server, node) = (bed.pod("client"), bed.pod("server"), bed.node("n1"));
+    let _server = echo(server, PORT);
+    bed.start_ca().unwrap();
+    bed.introduce_ca().unwrap();
+    // As a CA does that does not know a node's pods yet: it answers, and the answer is no.
+    for node in bed.nodes() {
+        let token = TokenSpec {
+            node: node.name().to_owned(),
+            audience: Some("somebody else".to_owned()),
+            ..TokenSpec::default()
+        };
+        node.write_token(&bed.token(&token).unwrap()).unwrap();
+        node.launch().unwrap();
+    }
+    for (node, pod) in [("n1", "client"), ("n2", "server")] {
+        let line = format!("pod shop/{pod} is enrolled");
+        bed.node(node).wait_for_log(&line, SOON).unwrap();
+    }
+    let to = server.at(PORT);
+    let mut waits = client
+        .spawn_staged(move |stage| {
+            stage.reached(())?;
+            let begin = Instant::now();
+            while begin.elapsed() < LONG {
+                if net::ask(to, "at last").is_ok_and(|seen| seen.text == "at last") {
+                    return Ok(());
+                }
+            }
+            anyhow::bail!("it never was")
+        })
+        .unwrap();
+    waits.stage::<()>(SOON).unwrap();
+    // Long enough for the pauses after failures in a row to be much longer than that.
+    let calls = || node.metrics().unwrap().sum("adit_ca_calls_total", &[]);
+    std::thread::sleep(Duration::from_secs(2));
+    let before = calls();
+    std::thread::sleep(Duration::from_secs(5));
+    let calls = calls() - before;
+    assert!((4.0..=12.0).contains(&calls), "{calls} calls for two identities in 5 s");
+    assert!(bed.ca_log().text().contains("audience"), "{}", bed.ca_log().tail());
+    bed.introduce_ca().unwrap();
+    let right = Instant::now();
+    waits.join(LONG).unwrap();
+    let took = right.elapsed();
+    println!("{took:?} from when the CA grants to the first answer");
+    assert!(took < Duration::from_secs(2), "{took:?}");
+}
+
+#[test]
+fn an_identity_that_the_ca_refuses_holds_up_no_other_and_no_upgrade() {
+    let bed = world("one refused")
+        .node_argument("--identity-wait=1s")
+        .build()
+        .unwrap();
+    let (server, node) = (bed.pod("server"), bed.node("n1"));
+    let _server = echo(server, PORT);
+    // The CA sees no pod of it on the node.
+    let mesh = bed.dir().join("of-the-ca.yaml");
+    bed.update(|whole| {
+        let mut part = whole.clone();
+        part.workloads.retain(|workload| workload.name != "neighbour");
+        std::fs::write(&mesh, part.to_yaml().unwrap()).unwrap();
+    })
+    .unwrap();
+    bed.start_ca_with(&CaSettings {
+        mesh,
+        ..bed.ca_settings().clone()
+    })
+    .unwrap();
+    bed.introduce_ca().unwrap();
+    bed.nodes().iter().for_each(|node| node.start().unwrap());
+    let check = || {
+        node.wait_for_log("sa/neighbour fail until it is granted", SOON)
+            .unwrap();
+        ask(bed.pod("client"), server.at(PORT));
+        assert!(!is_answered(bed.pod("neighbour"), server.at(PORT)));
+        let unavailable = node
+            .metrics()
+            .unwrap()
+            .sum("adit_certificates", &[("state", "unavailable")]);
+        assert_eq!(unavailable, 1.0);
+    };
+    check();
+    node.upgrade(&[]).unwrap();
+    check();
+    bed.kill_ca();
+    bed.start_ca().unwrap();
+    let granted = || Ok(is_answered(bed.pod("neighbour"), server.at(PORT)));
+    wait_for("the identity to be granted", SOON, granted).unwrap();
 }

@@ -401,3 +401,33 @@ fn a_connection_that_a_crash_breaks_off_is_reset_at_both_ends_and_not_taken_for_
         assert_eq!(serving.join(LONG).unwrap(), Ending::RESET, "server, {crashed}");
     }
 }
+
+#[test]
+fn a_proxy_that_dies_at_any_moment_of_enrolment_does_not_hinder_the_next() {
+    let pods = 12;
+    let bed = (0..pods).fold(world("dies early"), |bed, number| {
+        bed.pod("n1", PodSpec::new(&format!("p{number}")).account("shop/p"))
+    });
+    let bed = bed.build().unwrap();
+    let server = bed.pod("server");
+    let _server = echo(server, PORT);
+    let capture = bed.capture_link().unwrap();
+    bed.start_ca().unwrap();
+    bed.introduce_ca().unwrap();
+    bed.node("n2").start().unwrap();
+    let node = bed.node("n1");
+    for round in 0..10 {
+        node.launch().unwrap();
+        std::thread::sleep(Duration::from_millis(30 + 25 * round));
+        node.kill();
+    }
+    node.start().unwrap();
+    for number in 0..pods {
+        let to = server.at(PORT);
+        let seen = bed.pod(&format!("p{number}")).run(|| net::ask(to, MARKER)).unwrap();
+        assert_eq!(seen.text, MARKER, "p{number}");
+    }
+    assert_eq!(capture.count(MARKER), 0);
+    let enrolled = std::fs::read_dir(node.pins_dir().unwrap().join("pods")).unwrap();
+    assert_eq!(enrolled.count(), pods + 2, "each pod has what it needs once");
+}

@@ -88,3 +88,61 @@ fn a_pod_of_which_one_family_is_known_gets_out_by_no_other() {
         assert_eq!(assert_refused(client, to).connect, Some(libc::EPERM), "{to}");
     }
 }
+
+/// How many pods stand so, by the metrics.
+fn standing(bed: &Bed, capture: &str) -> f64 {
+    let metrics = bed.node("n1").metrics().unwrap();
+    metrics.sum("adit_pods", &[("capture", capture)])
+}
+
+#[test]
+fn pods_that_cannot_be_served_hold_up_nobody_and_are_told_of_until_they_can_or_are_gone() {
+    let bed = crate::world::world("unserved")
+        .pod("n1", PodSpec::new("mended").account("shop/mended"))
+        .pod("n1", PodSpec::new("deleted").account("shop/deleted"))
+        .build()
+        .unwrap();
+    let (node, server) = (bed.node("n1"), bed.pod("server"));
+    let _server = echo(server, PORT);
+    // With two ports there is none for the third listener.
+    let ports = |pod: &str, range: &str| {
+        let write = format!("echo '{range}' > /proc/sys/net/ipv4/ip_local_port_range");
+        bed.pod(pod).output("sh", &["-c", &write]).unwrap();
+    };
+    for pod in ["mended", "deleted"] {
+        ports(pod, "20000 20001");
+    }
+    // Also ready, that is.
+    bed.start_all().unwrap();
+    ask(bed.pod("client"), server.at(PORT));
+    wait_for("the figures", SOON, || {
+        Ok((standing(&bed, "captured"), standing(&bed, "failed")) == (2.0, 2.0))
+    })
+    .unwrap();
+    for pod in ["mended", "deleted"] {
+        node.wait_for_log(&format!("pod shop/{pod} cannot be enrolled"), SOON)
+            .unwrap();
+        assert_refused(bed.pod(pod), server.at(PORT));
+        let states = node.state().unwrap()["capture"].clone();
+        let state = states
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|state| state["name"] == *pod)
+            .unwrap();
+        assert!(
+            state["reason"].as_str().unwrap().contains("making listeners"),
+            "{state}"
+        );
+    }
+    ports("mended", "32768 60999");
+    bed.update(|mesh| mesh.workloads.retain(|workload| workload.name != "deleted"))
+        .unwrap();
+    wait_for("the figures to follow", SOON, || {
+        Ok((standing(&bed, "captured"), standing(&bed, "failed")) == (3.0, 0.0))
+    })
+    .unwrap();
+    ask(bed.pod("mended"), server.at(PORT));
+    assert!(!node.state().unwrap()["capture"].to_string().contains("deleted"));
+    assert_eq!(node.get("/healthz/ready").unwrap().status, 200);
+}

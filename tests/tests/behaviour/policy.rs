@@ -1,8 +1,8 @@
 //! Authorization policies: who may connect to whom.
 
-use adit_tests::bed::{AccessLine, Bed, Pod, PodSpec};
+use adit_tests::bed::{AccessLine, Bed, Pod, PodSpec, ServiceSpec, wait_for};
 
-use crate::world::{PORT, SOON, ask, assert_refused, destination_line, echo, world};
+use crate::world::{PORT, SOON, ask, assert_refused, destination_line, echo, is_answered, world};
 
 /// The line of the proxy at the server's node that tells of the refusal by policy.
 fn refusal(bed: &Bed, client: &Pod, server: &Pod) -> AccessLine {
@@ -180,7 +180,7 @@ fn a_policy_in_dry_run_lets_pass_and_tells_what_it_would_have_refused() {
     ask(client, server.at(PORT));
     assert_eq!(destination_line(&bed, client, server).get("how"), "fin");
     let node = bed.node("n2");
-    adit_tests::bed::wait_for("the dry run's line", SOON, || {
+    wait_for("the dry run's line", SOON, || {
         Ok(node
             .log()
             .dry_run()
@@ -208,4 +208,54 @@ fn a_listed_policy_that_does_not_exist_denies() {
             .get("detail")
             .contains("missing policy shop/absent")
     );
+}
+
+#[test]
+fn a_port_in_a_policy_is_the_pods_whether_a_service_or_the_pod_is_dialled() {
+    let service = |name: &str, pod: &str| {
+        ServiceSpec::new(&format!("shop/{name}"))
+            .port(80, PORT)
+            .selector("app", pod)
+    };
+    let bed = world("which port")
+        .service(service("near", "neighbour"))
+        .service(service("far", "server"))
+        .start()
+        .unwrap();
+    let client = bed.pod("client");
+    let _servers = ["neighbour", "server"].map(|pod| echo(bed.pod(pod), PORT));
+    let dialled: Vec<_> = ["neighbour", "server"]
+        .iter()
+        .flat_map(|pod| [bed.pod(pod).at(PORT), bed.pod(pod).at6(PORT)])
+        .chain(
+            ["shop/near", "shop/far"]
+                .iter()
+                .flat_map(|name| [bed.service(name).at(80), bed.service(name).at6(80)]),
+        )
+        .collect();
+    let deny = |port: u16| {
+        let policy = format!(
+            "{{name: port-{port}, namespace: shop, scope: namespace, action: deny, rules: [{{to: [{{ports: ['{port}']}}]}}]}}"
+        );
+        bed.update(|mesh| mesh.policies = vec![policy]).unwrap();
+        let known = || {
+            let policies = bed.nodes().iter().map(|node| Ok(node.state()?["policies"].to_string()));
+            let policies = policies.collect::<anyhow::Result<Vec<_>>>()?;
+            Ok(policies
+                .iter()
+                .all(|policies| policies.contains(&format!("port-{port}"))))
+        };
+        wait_for("the policy", SOON, known).unwrap();
+    };
+    // The service's port means nothing.
+    deny(80);
+    for to in &dialled {
+        ask(client, *to);
+    }
+    deny(PORT);
+    for to in &dialled {
+        let closed = || Ok(!is_answered(client, *to));
+        wait_for(&format!("{to} to be closed"), SOON, closed).unwrap();
+        assert_refused(client, *to);
+    }
 }

@@ -1,6 +1,7 @@
 //! Probes by the node's kubelet reach a pod under any policy; nothing else of the host does.
 
 use std::ffi::CStr;
+use std::process::Command;
 
 use adit_tests::bed::{AccessLine, Bed, Pod, wait_for};
 use adit_tests::net::{self, Attempt, Ending, Seen};
@@ -136,4 +137,43 @@ fn a_kubelet_whose_cgroup_holds_the_pods_probes_and_no_pod_of_its_name_does() {
     std::fs::create_dir(&daemon).unwrap();
     let attempt = node.as_process_of(&daemon, KUBELET, || net::attempt(to)).unwrap();
     assert!(attempt.was_refused(), "{attempt:?}");
+}
+
+#[test]
+fn a_probe_comes_from_the_nodes_own_address_as_network_policies_expect() {
+    let bed = world("probe source").policy(IDENTITIES_ONLY).kubelet().start().unwrap();
+    let (node, pod, client) = (bed.node("n1"), bed.pod("neighbour"), bed.pod("client"));
+    let _server = echo(pod, PORT);
+    // What a plugin for networks makes of a policy that denies by default: from the node itself only, by its address.
+    let rules = "
+        table inet plugin {
+            chain output {
+                type filter hook output priority 0; policy accept;
+                oifname != pods0 accept
+                ip saddr 10.244.1.1 accept
+                ip6 saddr fd00:244:1::1 accept
+                meta l4proto { icmp, ipv6-icmp } accept
+                counter drop
+            }
+        }";
+    let nft = |words: &[&str]| {
+        let output = node
+            .inside(|| Command::new("nft").args(words).output())
+            .unwrap()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    nft(&[rules]);
+    for to in [pod.at(PORT), pod.at6(PORT)] {
+        let seen = node.as_kubelet(KUBELET, || net::ask(to, "alive?"));
+        assert!(is_alive(&seen), "{to}: {seen:?}");
+        // The address admits nobody by itself.
+        let attempt = node.as_host_process(KUBELET, || net::attempt(to)).unwrap();
+        assert!(attempt.was_refused(), "{to}: {attempt:?}");
+    }
+    ask(client, pod.at(PORT));
+    ask(bed.pod("server"), pod.at(PORT));
+    let list = nft(&["list", "ruleset"]);
+    assert!(list.contains("counter packets 0 bytes 0"), "{list}");
 }

@@ -232,3 +232,39 @@ fn a_refusal_at_start_up_is_counted_and_logged() {
     node.wait_for_log("nobody had looked at its network namespace yet", SOON)
         .unwrap();
 }
+
+#[test]
+fn pods_that_are_born_while_no_proxy_runs_are_let_out_by_the_next_one_whatever_they_are() {
+    let bed = world("born meanwhile")
+        .pod("n1", PodSpec::new("meshed").account("shop/meshed").unknown().unborn())
+        .pod("n1", PodSpec::new("listed").outside().unborn())
+        .pod("n1", PodSpec::new("unlisted").unknown().unborn())
+        .start()
+        .unwrap();
+    let (node, server, outsider) = (bed.node("n1"), bed.pod("server"), bed.pod("outsider"));
+    let _servers = [echo(server, PORT), echo(outsider, PORT)];
+    node.kill();
+    let entry = bed.pod("meshed").entry(true);
+    bed.update(|mesh| mesh.workloads.push(entry)).unwrap();
+    let far = [("meshed", server), ("listed", outsider), ("unlisted", outsider)];
+    let running = far.map(|(name, to)| {
+        let to = to.at(PORT);
+        let mut born = bed
+            .pod(name)
+            .spawn_staged(move |stage| {
+                let error = TcpStream::connect(to).err().and_then(|error| error.raw_os_error());
+                stage.reached(error)?;
+                Ok(connect_at_once(to)?.2.as_micros() as u64)
+            })
+            .unwrap();
+        let error: Option<i32> = born.stage(SOON).unwrap();
+        assert_eq!(error, Some(libc::EPERM), "{name} is born and nobody has looked");
+        (name, born)
+    });
+    node.start().unwrap();
+    for (name, born) in running {
+        println!("{name} got out {} us after its birth", born.join(LONG).unwrap());
+    }
+    ask(bed.pod("meshed"), server.at(PORT));
+    ask(bed.pod("client"), server.at(PORT));
+}

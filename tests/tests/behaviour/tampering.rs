@@ -80,6 +80,18 @@ fn programs_that_are_detached_are_attached_again() {
         Ok(crate::world::is_answered(server, client.at(PORT)))
     })
     .unwrap();
+    // Of each pod it is told, and each is tested again.
+    for pod in ["client", "neighbour"] {
+        let told = format!("pod shop/{pod}: CaptureLost: something in the pod or on its node took its capture away");
+        node.wait_for_log(&told, SOON).unwrap();
+    }
+    let metrics = || {
+        node.metrics().map(|metrics| {
+            let captured = metrics.sum("adit_pods", &[("capture", "captured")]);
+            (captured, metrics.sum("adit_repairs_total", &[]) >= 4.0)
+        })
+    };
+    wait_for("the figures", SOON, || Ok(metrics()? == (2.0, true))).unwrap();
     let capture = bed.capture_link().unwrap();
     let seen = client
         .run(|| net::ask(server.at(PORT), "through-the-tunnel-1a2b"))

@@ -66,6 +66,9 @@ fn starters(namespace: &str, to: &str, node: u8) -> Vec<Value> {
     let mut sidecar = container("sidecar", &stays);
     sidecar["restartPolicy"] = "Always".into();
     let hook = json!({"postStart": {"exec": {"command": ["/tool", "first-connect", to]}}});
+    // Fails where one of its calls does.
+    let slow = ["/tool", "call", to, "--seconds", "6", "--interval", "100"];
+    let slow = json!({"postStart": {"exec": {"command": slow}}});
     let job = pod("brief").with("restartPolicy", "Never".into()).args(words);
     vec![
         pod("plain").args(stays).manifest(),
@@ -78,6 +81,7 @@ fn starters(namespace: &str, to: &str, node: u8) -> Vec<Value> {
             .args(stays)
             .manifest(),
         pod("hook").container("lifecycle", hook).manifest(),
+        pod("slow").container("lifecycle", slow).manifest(),
         json!({
             "apiVersion": "batch/v1",
             "kind": "Job",
@@ -126,6 +130,19 @@ fn the_first_instruction_of_whatever_runs_in_a_pod_connects_as_the_pod() {
     cluster
         .apply_json(&json!({"apiVersion": "v1", "kind": "List", "items": items}))
         .unwrap();
+    // Until its hook has ended, a pod has no address as far as the API knows: what it sends is its own all the same.
+    for node in [1, 2] {
+        let workload = format!("{namespace}/slow-{node}");
+        let fields = [("source.workload", &*workload), ("reporter", "source"), ("how", "fin")];
+        await_access(cluster, node, 2, &fields);
+        let pod = ["pod", "--namespace", namespace, &format!("slow-{node}")];
+        let status = cluster.get(pod).unwrap()["status"].clone();
+        assert_eq!(
+            (&status["podIP"], &status["phase"]),
+            (&Value::Null, &json!("Pending")),
+            "{status}"
+        );
+    }
     let pods = ["pod", "--namespace", namespace, "--selector=app!=server"];
     await_that("all to have started", || {
         let pods = cluster.get(pods).unwrap();
@@ -136,7 +153,7 @@ fn the_first_instruction_of_whatever_runs_in_a_pod_connects_as_the_pod() {
                 Some("Running" | "Succeeded" | "Failed")
             )
         };
-        pods.len() == 10 && pods.iter().filter(phase).count() == 10
+        pods.len() == 12 && pods.iter().filter(phase).count() == 12
     });
     // One of plain, two of those with an init container or a sidecar, one of the Job; and the hook's, which says nothing.
     await_that("all to have connected", || {

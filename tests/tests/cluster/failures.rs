@@ -8,8 +8,8 @@ use adit_tests::tool::Calls;
 use serde_json::Value;
 
 use crate::stage::{
-    SHOP, address, agent, agents, assert_all_ok, await_captured, await_that, call, is_long, is_ready, mesh_namespace,
-    shop, strict,
+    SHOP, address, agent, agents, assert_all_ok, await_access, await_captured, await_that, call, is_long, is_ready,
+    mesh_namespace, shop, strict,
 };
 
 /// Pods of the first node that call servers of both nodes all the time: by new connections, and by one that stays open.
@@ -212,4 +212,56 @@ fn without_an_api_server_all_goes_on_as_it_was_and_what_has_changed_is_followed_
     let pods = cluster.get(["pods", "--namespace", SYSTEM]).unwrap();
     assert!(pods["items"].as_array().unwrap().iter().any(is_ready));
     callers.assert_undisturbed(&ALL, 50);
+}
+
+#[test]
+fn a_node_that_is_booted_anew_captures_its_pods_again() {
+    let cluster = shop();
+    let names = ["far", "remote"];
+    let pod = |name: &str| cluster.get(["pod", "--namespace", SHOP, name]).unwrap();
+    let state = |pod: &Value| {
+        let status = &pod["status"]["containerStatuses"][0];
+        let uid = pod["metadata"]["uid"].as_str().unwrap().to_owned();
+        (uid, status["restartCount"].as_u64(), status["ready"] == true)
+    };
+    let before = names.map(|name| state(&pod(name)));
+    cluster.apply_json(&strict(SHOP)).unwrap();
+    cluster.node(2).crash().unwrap();
+    cluster.revive(2).unwrap();
+    for (name, (uid, restarts, _)) in names.iter().zip(&before) {
+        await_that(&format!("{name} to be back"), || {
+            let (now, count, ready) = state(&pod(name));
+            assert_eq!(now, *uid, "{name} is the same pod");
+            count > *restarts && ready
+        });
+    }
+    await_that("the agent to be back", || {
+        let agents = agents(cluster);
+        let here = agents.iter().find(|agent| agent["spec"]["nodeName"] == "n2");
+        here.is_some_and(is_ready)
+    });
+    // Its log has begun anew: what is in it is from after the boot.
+    for (from, node, to, path) in [
+        ("client", 1, "far", "hbone"),
+        ("remote", 2, "near", "hbone"),
+        ("remote", 2, "far", "direct"),
+    ] {
+        let address = address(cluster, SHOP, to);
+        await_that(&format!("{to} to be reached by {from}"), || {
+            call(cluster, SHOP, from, &address, &["--count", "1"]).failed == 0
+        });
+        assert_all_ok(&call(cluster, SHOP, from, &address, &["--count", "5"]));
+        let (from, to) = (format!("{SHOP}/{from}"), format!("{SHOP}/{to}"));
+        let fields = [
+            ("source.workload", &*from),
+            ("destination.workload", &*to),
+            ("path", path),
+            ("how", "fin"),
+        ];
+        await_access(cluster, node, 6, &fields);
+    }
+    for name in names {
+        await_captured(cluster, SHOP, name, true);
+    }
+    cluster.delete(SHOP, &["peerauthentication", "strict"]).unwrap();
 }

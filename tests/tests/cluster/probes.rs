@@ -37,13 +37,18 @@ fn probes_and_kubectl_reach_a_pod_to_which_policy_lets_nobody_and_other_processe
     };
     let http = || often(json!({"httpGet": {"port": 8080, "path": "/"}}));
     let tcp = || often(json!({"tcpSocket": {"port": 8080}}));
+    let grpc = || often(json!({"grpc": {"port": 9090}}));
     let exec = || often(json!({"exec": {"command": ["true"]}}));
-    for (name, startup, readiness, liveness) in [("http", http(), http(), tcp()), ("tcp", tcp(), tcp(), http())] {
+    for (name, startup, readiness, liveness) in [
+        ("http", http(), http(), tcp()),
+        ("tcp", tcp(), tcp(), http()),
+        ("grpc", grpc(), grpc(), grpc()),
+    ] {
         let pod = PodSpec::new(name)
             .namespace(namespace)
             .node(1)
             .account("server")
-            .args(["serve", "8080"]);
+            .args(["serve", "8080", "--grpc", "9090"]);
         let pod = pod
             .container("startupProbe", startup)
             .container("readinessProbe", readiness);
@@ -57,7 +62,7 @@ fn probes_and_kubectl_reach_a_pod_to_which_policy_lets_nobody_and_other_processe
                 .container("livenessProbe", exec()),
         )
         .unwrap();
-    let names = ["http", "tcp", "exec"];
+    let names = ["http", "tcp", "grpc", "exec"];
     for name in names {
         cluster.await_ready(namespace, &format!("pod/{name}")).unwrap();
         await_captured(cluster, namespace, name, true);
@@ -73,16 +78,15 @@ fn probes_and_kubectl_reach_a_pod_to_which_policy_lets_nobody_and_other_processe
             "{pod}"
         );
     }
-    let of_kubelet = access(
-        cluster,
-        1,
-        &[("destination.workload", "probes/http"), ("command", "kubelet")],
-    );
-    assert!(of_kubelet.len() >= 6, "{of_kubelet:?}");
+    for to in ["probes/http", "probes/grpc"] {
+        let of_kubelet = access(cluster, 1, &[("destination.workload", to), ("command", "kubelet")]);
+        assert!(of_kubelet.len() >= 6, "{of_kubelet:?}");
+    }
 
     let to = address(cluster, namespace, "http");
-    for from in ["client", "remote"] {
-        let calls = call(cluster, SHOP, from, &to, &["--count", "3", "--timeout", "2000"]);
+    let grpc = address(cluster, namespace, "grpc").replace(":8080", ":9090");
+    for (from, to) in [("client", &to), ("remote", &to), ("client", &grpc)] {
+        let calls = call(cluster, SHOP, from, to, &["--count", "3", "--timeout", "2000"]);
         assert_eq!((calls.ok, calls.failed), (0, 3), "{from}: {calls:?}");
     }
     let dial = format!(

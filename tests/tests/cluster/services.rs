@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use adit_tests::cluster::{Calling, Cluster, PodSpec};
+use adit_tests::cluster::{Calling, Cluster, Node, PodSpec, Service};
 use serde_json::{Value, json};
 
-use crate::stage::{PATIENCE, assert_all_ok, await_captured, call, mesh_namespace, meshed};
+use crate::stage::{PATIENCE, assert_all_ok, await_access, await_captured, await_that, call, mesh_namespace, meshed};
 
 /// A namespace in the mesh with `web`, which calls.
 fn namespace(name: &str) -> &'static Cluster {
@@ -202,7 +202,7 @@ fn a_rolling_update_fails_none_of_200_new_connections_a_second() {
     deploy("one");
     cluster.apply_json(&pod("one").service(80, 8080)).unwrap();
     let to = format!("{}:80", cluster_ip(cluster, shop, "server"));
-    crate::stage::await_that("the service to answer", || {
+    await_that("the service to answer", || {
         call(cluster, shop, "web", &to, &["--count", "5"]).failed == 0
     });
     // 100 a second from each node.
@@ -215,6 +215,77 @@ fn a_rolling_update_fails_none_of_200_new_connections_a_second() {
         println!("{calls:?}");
         assert_all_ok(&calls);
         assert!(calls.servers.len() >= 6, "{calls:?}");
+    }
+    cluster.kubectl(["delete", "namespace", "--wait=false", shop]).unwrap();
+}
+
+/// Whether a process of the node is answered.
+fn answers(node: &Node, to: &str) -> bool {
+    let dial = format!(
+        "exec 3<>/dev/tcp/{} && echo hello >&3 && head -n 1 <&3 | sed 's/^/answer: /'",
+        to.replace(':', "/")
+    );
+    let dial = format!("timeout 2 bash -c {dial:?} 2>&1; true");
+    node.run(["bash", "-c", &dial]).unwrap().contains("answer: ")
+}
+
+/// A node without kube-proxy, until this is dropped.
+struct Alone(Node);
+
+impl Alone {
+    fn make(node: Node) -> Self {
+        node.kill(Service::KubeProxy).unwrap();
+        let alone = Self(node);
+        for family in ["ip", "ip6"] {
+            alone.0.run(["nft", "delete", "table", family, "kube-proxy"]).unwrap();
+        }
+        alone
+    }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        if let Err(error) = self.0.start(Service::KubeProxy) {
+            eprintln!("{error:#}");
+        }
+    }
+}
+
+#[test]
+fn a_services_address_leads_to_its_pods_on_a_node_without_kube_proxy() {
+    let shop = "alone-services";
+    let cluster = namespace(shop);
+    for (name, number) in [("near", 1), ("far", 2)] {
+        create(cluster, shop, &server(name, number), name);
+        let service = PodSpec::new(name).namespace(shop).service(80, 8080);
+        cluster.apply_json(&service).unwrap();
+    }
+    let to = ["near", "far"].map(|name| (name, format!("{}:80", cluster_ip(cluster, shop, name))));
+    let node = cluster.node(1);
+    for (name, to) in &to {
+        await_that(&format!("kube-proxy to know {name}"), || answers(&node, to));
+    }
+    let alone = Alone::make(node.clone());
+    for (name, to) in &to {
+        assert!(!answers(&node, to), "something else knows where {to} leads");
+        let calls = call(cluster, shop, "web", to, &["--count", "20", "--interval", "5"]);
+        assert_all_ok(&calls);
+        assert_eq!(calls.servers, [((*name).to_owned(), 20)].into(), "{calls:?}");
+    }
+    let workload = format!("{shop}/web");
+    for (name, path) in [("near", "direct"), ("far", "hbone")] {
+        let service = format!("{shop}/{name}");
+        let fields = [
+            ("source.workload", &*workload),
+            ("service", &*service),
+            ("path", path),
+            ("how", "fin"),
+        ];
+        await_access(cluster, 1, 20, &fields);
+    }
+    drop(alone);
+    for (name, to) in &to {
+        await_that(&format!("kube-proxy to know {name} again"), || answers(&node, to));
     }
     cluster.kubectl(["delete", "namespace", "--wait=false", shop]).unwrap();
 }

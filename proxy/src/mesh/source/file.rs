@@ -44,6 +44,7 @@ impl FileSource {
             last_loaded: SystemTime::now(),
             generation: mesh.generation(),
             last_error: None,
+            heard: None,
         };
         Ok(Self {
             path,

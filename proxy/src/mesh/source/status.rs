@@ -1,7 +1,7 @@
 //! How a source is doing.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use tokio::sync::watch;
 
@@ -14,6 +14,9 @@ pub struct SourceStatus {
     pub generation: u64,
     /// Why what is there now could not be taken over; `None` while the state in force is the latest.
     pub last_error: Option<String>,
+    /// When the API server was last heard of, of what it was heard of the longest ago; `None` for sources that are read and
+    /// not followed.
+    pub heard: Option<Instant>,
 }
 
 /// A view of a source's status that stays current. Clones are one.

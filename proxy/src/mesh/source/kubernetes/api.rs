@@ -22,7 +22,7 @@ const PAGE: usize = 500;
 /// How long the API server may take to begin an answer, and to end a page.
 const ANSWER: Duration = Duration::from_secs(30);
 /// A watch is told of progress each minute; one that hears nothing for longer is on a dead connection.
-const SILENCE: Duration = Duration::from_secs(150);
+pub(super) const SILENCE: Duration = Duration::from_secs(150);
 /// How long a watch lasts before the API server is asked anew, so that agents spread over its instances again.
 const WATCH_SECONDS: std::ops::Range<u64> = 300..600;
 /// No object of the API is as large.
@@ -156,8 +156,9 @@ pub(super) async fn watch(client: &Client, kind: Kind, version: &str) -> Result<
 }
 
 impl Watch {
-    /// What is told next; nothing at the watch's end. Cancelling loses nothing.
-    pub(super) async fn next(&mut self) -> Result<Option<Vec<Told>>, ApiError> {
+    /// What is told next; nothing at the watch's end. Where nothing is heard for as long as `silence`, the connection is
+    /// dead. Cancelling loses nothing.
+    pub(super) async fn next(&mut self, silence: Duration) -> Result<Option<Vec<Told>>, ApiError> {
         loop {
             let told = self.frames.take().map_err(|reason| ApiError::Malformed {
                 what: watching(self.kind),
@@ -166,7 +167,7 @@ impl Watch {
             if !told.is_empty() {
                 return Ok(Some(told));
             }
-            match timeout(SILENCE, self.body.frame()).await {
+            match timeout(silence, self.body.frame()).await {
                 Ok(None) => return Ok(None),
                 Ok(Some(Ok(frame))) => {
                     if let Ok(data) = frame.into_data() {
@@ -177,7 +178,7 @@ impl Watch {
                 Err(_) => {
                     return Err(ApiError::Silent {
                         what: watching(self.kind),
-                        seconds: SILENCE.as_secs(),
+                        seconds: silence.as_secs(),
                     });
                 }
             }

@@ -47,6 +47,8 @@ pub(super) struct Follower {
     /// Whether its definition has been seen, and since when it has not.
     seen: bool,
     missing: Option<Instant>,
+    /// For how long a watch may be silent.
+    silence: Duration,
 }
 
 /// Nobody listens any more.
@@ -72,6 +74,7 @@ impl From<Unheard> for End {
 
 impl Follower {
     pub(super) fn new(client: Client, kind: Kind, events: mpsc::Sender<Event>, health: Health) -> Self {
+        health.heard(kind);
         Self {
             client,
             kind,
@@ -81,6 +84,7 @@ impl Follower {
             wait: FIRST_WAIT,
             seen: false,
             missing: None,
+            silence: api::SILENCE,
         }
     }
 
@@ -120,6 +124,7 @@ impl Follower {
         self.version = Some(version);
         let began = Instant::now();
         let mut watch = watch?;
+        self.health.heard(self.kind);
         self.health.well(self.kind);
         let ended = self.follow(&mut watch).await;
         if began.elapsed() >= LASTING {
@@ -138,6 +143,7 @@ impl Follower {
         let (mut rest, mut begun) = (None, false);
         loop {
             let page = api::list(&self.client, self.kind, rest.as_deref()).await?;
+            self.health.heard(self.kind);
             if !std::mem::replace(&mut begun, true) {
                 self.seen = true;
                 self.missing = None;
@@ -157,7 +163,8 @@ impl Follower {
             what: format!("watching {}", kind.name()),
             reason,
         };
-        while let Some(told) = watch.next().await? {
+        while let Some(told) = watch.next(self.silence).await? {
+            self.health.heard(self.kind);
             for told in told {
                 let version = match &told {
                     Told::Set(object) | Told::Gone(object) | Told::Bookmark(object) => object.version(),
@@ -183,6 +190,7 @@ impl Follower {
 
     /// The cluster has no such definition: there are no objects.
     async fn absent(&mut self, error: &ApiError) -> Result<(), Unheard> {
+        self.health.heard(self.kind);
         let since = *self.missing.get_or_insert_with(Instant::now);
         if self.seen && since.elapsed() < MISSING {
             self.health.failed(self.kind, error);

@@ -2,15 +2,20 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use super::error::ApiError;
 use super::kind::Kind;
 use crate::mesh::source::StatusHandle;
 
-/// What is wrong with each kind. Clones are one.
+/// How exactly it is known when a kind was heard of last.
+const EXACT: Duration = Duration::from_secs(1);
+
+/// What is wrong with each kind, and when it was heard of. Clones are one.
 #[derive(Clone)]
 pub(super) struct Health {
     wrong: Arc<Mutex<BTreeMap<Kind, String>>>,
+    heard: Arc<Mutex<BTreeMap<Kind, Instant>>>,
     status: Option<StatusHandle>,
 }
 
@@ -19,6 +24,7 @@ impl Health {
     pub(super) fn new(status: Option<StatusHandle>) -> Self {
         Self {
             wrong: Arc::default(),
+            heard: Arc::default(),
             status,
         }
     }
@@ -40,6 +46,19 @@ impl Health {
             tracing::info!("{} are followed again", kind.name());
         }
         self.publish(&wrong);
+    }
+
+    /// The API server has told something of the kind, if only that nothing has happened; or is asked about it from now on.
+    pub(super) fn heard(&self, kind: Kind) {
+        let Some(status) = &self.status else { return };
+        let now = Instant::now();
+        let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        if heard.get(&kind).is_some_and(|last| now.duration_since(*last) < EXACT) {
+            return;
+        }
+        heard.insert(kind, now);
+        let longest_ago = heard.values().min().copied();
+        status.update(|status| status.heard = longest_ago);
     }
 
     fn publish(&self, wrong: &BTreeMap<Kind, String>) {

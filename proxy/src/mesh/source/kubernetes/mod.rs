@@ -64,6 +64,7 @@ impl KubernetesSource {
             last_loaded: SystemTime::now(),
             generation: mesh.generation(),
             last_error: Some("the cluster's state has not been read yet".to_owned()),
+            heard: None,
         });
         let policies = policies::Conversion::new(&settings.root_namespace);
         Ok(Self {

@@ -349,6 +349,7 @@ impl State {
         let mut touched: Vec<IpAddr> = pod.workload.addresses.clone();
         let known = self.pods.insert(pod);
         if let Some(known) = &known {
+            self.forget_addresses(&known.addresses, &touched);
             touched.extend(
                 known
                     .addresses
@@ -368,6 +369,7 @@ impl State {
         let Some(pod) = self.pods.remove(uid) else { return };
         self.stale.any |= self.mesh.workload_by_uid(uid).is_some();
         self.mesh.remove_workload(uid);
+        self.forget_addresses(&pod.workload.addresses, &[]);
         self.settle(&pod.workload.addresses);
     }
 

@@ -96,13 +96,19 @@ impl Server {
     }
 
     fn follow(&self, kind: Kind) -> (mpsc::Receiver<Event>, StatusHandle) {
+        self.follow_with(kind, |_| {})
+    }
+
+    fn follow_with(&self, kind: Kind, change: impl FnOnce(&mut Follower)) -> (mpsc::Receiver<Event>, StatusHandle) {
         let (events, heard) = mpsc::channel(64);
         let status = StatusHandle::new(SourceStatus {
             last_loaded: SystemTime::now(),
             generation: 1,
             last_error: None,
+            heard: None,
         });
-        let follower = Follower::new(self.client.clone(), kind, events, Health::new(Some(status.clone())));
+        let mut follower = Follower::new(self.client.clone(), kind, events, Health::new(Some(status.clone())));
+        change(&mut follower);
         tokio::spawn(follower.run());
         (heard, status)
     }
@@ -362,4 +368,66 @@ async fn a_kind_that_was_there_is_not_taken_to_be_gone_at_once() {
     sleep(Duration::from_millis(200)).await;
     assert!(heard.is_empty(), "its objects are gone");
     assert!(status.load().last_error.is_some());
+}
+
+async fn expect_whole(heard: &mut mpsc::Receiver<Event>, versions: &[&str]) {
+    let whole = [
+        Event::ListBegins(Kind::Namespaces),
+        set(versions),
+        Event::ListEnds(Kind::Namespaces),
+    ];
+    expect(heard, whole.into()).await;
+}
+
+#[tokio::test]
+async fn watches_that_end_at_once_and_in_order_are_made_again_but_not_in_a_hurry() {
+    let ends = || Answer::Whole(200, Vec::new());
+    let server = Server::start(vec![
+        page(&[], "1", ""),
+        ends(),
+        ends(),
+        ends(),
+        Answer::Whole(200, frame("ADDED", namespace("2"))),
+        Answer::Hang(Vec::new()),
+    ])
+    .await;
+    let (mut heard, status) = server.follow(Kind::Namespaces);
+    expect_whole(&mut heard, &[]).await;
+    let begin = Instant::now();
+    expect(&mut heard, vec![set(&["2"])]).await;
+    // Half of 0.2, 0.4 and 0.8 s, or more.
+    assert!(begin.elapsed() >= Duration::from_millis(700), "{:?}", begin.elapsed());
+    // Nothing was missed, and nothing listed again.
+    assert_eq!(server.asked()[1..5], vec![watch_from("1"); 4]);
+    assert_eq!(status.load().last_error, None, "an end is no error");
+}
+
+#[tokio::test]
+async fn a_watch_on_which_nothing_is_heard_is_given_up_and_goes_on_from_what_it_told_last() {
+    let server = Server::start(vec![
+        page(&[], "1", ""),
+        // As over a connection whose other end has gone without a word.
+        Answer::Hang(frame("BOOKMARK", namespace("5"))),
+        Answer::Hang(frame("ADDED", namespace("6"))),
+    ])
+    .await;
+    let silence = Duration::from_millis(1200);
+    let (mut heard, status) = server.follow_with(Kind::Namespaces, |follower| follower.silence = silence);
+    expect_whole(&mut heard, &[]).await;
+    let (begin, mut oldest, mut error) = (Instant::now(), Duration::ZERO, None);
+    while heard.is_empty() {
+        let status = status.load();
+        oldest = oldest.max(status.heard.unwrap().elapsed());
+        error = error.or(status.last_error);
+        assert!(begin.elapsed() < Duration::from_secs(10), "nothing is heard again");
+        sleep(Duration::from_millis(5)).await;
+    }
+    expect(&mut heard, vec![set(&["6"])]).await;
+    assert!(error.is_some_and(|error| error.contains("watching namespaces")));
+    assert!(begin.elapsed() >= silence && oldest >= silence, "{oldest:?}");
+    assert!(
+        status.load().heard.unwrap().elapsed() < silence,
+        "it was heard of again"
+    );
+    assert_eq!(server.asked()[1..3], [watch_from("1"), watch_from("5")]);
 }

@@ -229,7 +229,9 @@ impl Converted {
         let harmless = |finding: &Finding| matches!(finding, Finding::NoIdentity { .. } | Finding::DryRun(_));
         let whole = |finding: &Finding| matches!(finding, Finding::Shape(_) | Finding::UnknownAction(_));
         let custom = findings.contains(&Finding::Custom);
-        let effect = if findings.iter().all(harmless) {
+        let effect = if policy.dry_run {
+            Some("In dry run it refuses nothing; what it would refuse is logged and counted")
+        } else if findings.iter().all(harmless) {
             None
         } else if findings.iter().any(whole) {
             Some("Until it is mended, every connection in its scope is denied")

@@ -171,7 +171,7 @@ impl Report {
     /// The text for the reader.
     pub fn message(&self) -> String {
         if self.findings.is_empty() {
-            return "enforced as written".to_owned();
+            return self.effect.unwrap_or("enforced as written").to_owned();
         }
         let mut text = String::new();
         for (index, finding) in self.findings.iter().enumerate() {

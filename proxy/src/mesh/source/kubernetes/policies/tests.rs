@@ -553,7 +553,37 @@ fn a_policy_in_dry_run_is_only_told_of() {
         } else {
             State::Accepted
         };
-        assert_eq!(case.state().0, expected);
+        let (state, message) = case.state();
+        assert_eq!(state, expected);
+        assert_eq!(
+            message.contains("In dry run it refuses nothing"),
+            !enforced,
+            "{message}"
+        );
+        assert_eq!(message.contains("enforced as written"), value == "false", "{message}");
+    }
+}
+
+#[test]
+fn a_policy_in_dry_run_that_is_written_badly_refuses_nothing_either() {
+    for spec in [
+        json!("nonsense"),
+        json!({"action": "PERHAPS", "rules": [{}]}),
+        rules("ALLOW", source(json!({"principals": ["a*b"]}))),
+        rules("DENY", operation(json!({"paths": ["/admin"]}))),
+        json!({"action": "CUSTOM", "rules": [{}]}),
+    ] {
+        let mut policy = object("shop", "p", spec.clone());
+        policy["metadata"]["annotations"] = json!({"istio.io/dry-run": "true"});
+        let mut case = Case::new();
+        case.conversion.set(PolicyKind::AuthorizationPolicy, policy);
+        assert!(case.cart_admits(WEB, 8080) && case.cart_admits(NONE, 9090), "{spec}");
+        let (state, message) = case.state();
+        assert_ne!(state, State::Accepted, "{spec}");
+        assert!(
+            message.ends_with("what it would refuse is logged and counted"),
+            "{message}"
+        );
     }
 }
 

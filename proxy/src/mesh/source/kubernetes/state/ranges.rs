@@ -23,7 +23,8 @@ impl State {
             .chain(of_services)
             .find(|address| !contains(&ranges, address))
             .copied();
-        if stray != self.stray {
+        // Which of several it is, is nobody's concern.
+        if stray.is_some() != self.stray.is_some() {
             match stray {
                 Some(address) if ranges.is_empty() => tracing::info!(
                     "where the cluster's addresses lie is not known; --cluster-ranges can tell ({address} is one)"
@@ -34,11 +35,22 @@ impl State {
                 ),
                 None => tracing::info!("all addresses are where the cluster's addresses lie"),
             }
-            self.stray = stray;
         }
+        self.stray = stray;
         let ranges = if stray.is_some() { Vec::new() } else { ranges };
         if *self.mesh.cluster_ranges() != ranges {
             self.mesh.set_cluster_ranges(ranges);
+        }
+    }
+
+    /// Notes that what had these addresses has those by now.
+    pub(super) fn forget_addresses(&mut self, had: &[IpAddr], has: &[IpAddr]) {
+        if self
+            .stray
+            .is_some_and(|stray| had.contains(&stray) && !has.contains(&stray))
+        {
+            self.stale.ranges = true;
+            self.stale.any = true;
         }
     }
 

@@ -16,11 +16,16 @@ impl State {
             list,
             value: service,
         };
-        self.services.insert(key, kept);
+        let addresses = kept.value.addresses.clone();
+        if let Some(before) = self.services.insert(key, kept) {
+            self.forget_addresses(&before.value.addresses, &addresses);
+        }
     }
 
     pub(super) fn remove_service(&mut self, key: &str) {
-        self.services.remove(key);
+        if let Some(before) = self.services.remove(key) {
+            self.forget_addresses(&before.value.addresses, &[]);
+        }
         let key = self.strings.share(key);
         self.mark_service(&key);
     }

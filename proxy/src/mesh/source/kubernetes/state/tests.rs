@@ -282,6 +282,8 @@ fn an_address_in_flux_is_the_live_pods_in_whatever_order_it_is_heard_of() {
         (7, of_host(&newer(&POD)), b.clone(), Some("b")),
         (8, of_host(&POD), ended(&b), None),
         (9, elsewhere(&newer(&POD)), b.clone(), Some("b")),
+        (10, of_host(&POD), of_host(&newer(&b)), None),
+        (11, ended(&leaving(&POD)), leaving(&b), Some("b")),
     ] {
         for order in [[&first, &second], [&second, &first]] {
             let mut state = state();
@@ -396,10 +398,9 @@ fn a_nodes_zone_is_its_pods_and_its_range_the_clusters() {
             ..POD
         }),
     ));
-    set(&mut state, Kind::Nodes, node("z2", "10.0.0.0/16"));
     assert_eq!(
         state.take_changed().unwrap().cluster_ranges(),
-        ["10.0.0.0/16".parse().unwrap()]
+        ["10.0.0.0/23".parse().unwrap()]
     );
     state.apply(Event::Gone(Kind::Nodes, node("z2", "10.0.1.0/24")));
     let mesh = state.take_changed().unwrap();
@@ -469,3 +470,4 @@ fn policies_select_pods_of_this_node_by_their_labels_as_they_are_now() {
 }
 
 mod of_services;
+mod random;
