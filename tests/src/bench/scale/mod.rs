@@ -16,59 +16,57 @@ use crate::bed::process::{cpu_seconds, resident_kib};
 use crate::cluster::{Cluster, Service, owned_prefix};
 use crate::sys::check_interrupt;
 
-pub(super) const NAMES: &[&str] = &[
+/// The rows of what a large cluster costs one agent.
+const OF_AGENT: &[&str] = &[
     "scale_ready_ms",
     "scale_start_cpu_s",
     "scale_start_mib",
     "scale_rss_kib",
     "scale_idle_kib_per_min",
     "scale_idle_cpu_s_per_min",
-    "scale_cpu_s_per_1000",
     "scale_mib_per_1000",
+    "scale_cpu_s_per_1000",
     "scale_cpu_s_per_1000_slow",
-    "scale_cpu_s_per_1000_replaced",
+    "scale_cpu_s_per_1000_ready",
     "scale_mib_per_1000_replaced",
+    "scale_cpu_s_per_1000_replaced",
     "scale_rss_after_kib",
-    "scale_api_cpu_s_per_1000_0",
-    "scale_api_start_cpu_s_1",
-    "scale_api_rss_mib_1",
-    "scale_api_cpu_s_per_1000_1",
-    "scale_api_start_cpu_s_10",
-    "scale_api_rss_mib_10",
-    "scale_api_cpu_s_per_1000_10",
-    "scale_api_start_cpu_s_40",
-    "scale_api_rss_mib_40",
-    "scale_api_cpu_s_per_1000_40",
 ];
 
-/// How many agents there are at once, and the rows of what they cost the API server.
-const AGENTS: [(u16, [&str; 3]); 4] = [
-    (0, ["", "", "scale_api_cpu_s_per_1000_0"]),
+/// How many agents there are at once, and the rows of what they cost the API server: changes, start, memory.
+const AGENTS: [(u16, &[&str]); 4] = [
+    (0, &["scale_api_cpu_s_per_1000_0"]),
     (
         1,
-        [
+        &[
+            "scale_api_cpu_s_per_1000_1",
             "scale_api_start_cpu_s_1",
             "scale_api_rss_mib_1",
-            "scale_api_cpu_s_per_1000_1",
         ],
     ),
     (
         10,
-        [
+        &[
+            "scale_api_cpu_s_per_1000_10",
             "scale_api_start_cpu_s_10",
             "scale_api_rss_mib_10",
-            "scale_api_cpu_s_per_1000_10",
         ],
     ),
     (
         40,
-        [
+        &[
+            "scale_api_cpu_s_per_1000_40",
             "scale_api_start_cpu_s_40",
             "scale_api_rss_mib_40",
-            "scale_api_cpu_s_per_1000_40",
         ],
     ),
 ];
+
+/// All of these rows.
+pub(super) fn names() -> Vec<&'static str> {
+    let of_server = AGENTS.iter().flat_map(|(_, rows)| *rows);
+    OF_AGENT.iter().chain(of_server).copied().collect()
+}
 
 /// Changes in one batch, and services of which all pods are replaced, which are as many pods.
 const CHANGES: usize = 1000;
@@ -78,6 +76,8 @@ const SLOW: Duration = Duration::from_millis(60);
 /// Between changes that many agents watch: on a small machine they have to keep up.
 const STEADY: Duration = Duration::from_millis(20);
 const STARTS: usize = 3;
+/// Of changes, where what they cost by themselves is most of it.
+const BATCHES: usize = 3;
 /// Until what starting took has been given back.
 const REST: Duration = Duration::from_secs(8);
 /// Until the last of many changes has been taken account of.
@@ -100,10 +100,14 @@ pub(super) fn measure(bench: &mut Bench) -> anyhow::Result<()> {
     let empty = agent.resident_kib()?;
     agent.stop()?;
     let mut world = World::load(cluster)?;
-    world.one_agent(bench, empty)?;
+    if bench.wants_any(OF_AGENT) {
+        world.one_agent(bench, empty)?;
+    }
     for (count, rows) in AGENTS {
         check_interrupt()?;
-        world.agents(bench, count, rows)?;
+        if bench.wants_any(rows) {
+            world.agents(bench, count, rows)?;
+        }
     }
     Ok(())
 }
@@ -125,8 +129,8 @@ struct World {
     cluster: Cluster,
     /// Of its pods.
     uids: Vec<String>,
-    /// Whether the pods that change are ready.
-    ready: bool,
+    /// How the pods that change are now.
+    well: bool,
 }
 
 impl World {
@@ -135,19 +139,18 @@ impl World {
         send(objects::places())?;
         let uids = send((0..objects::PODS).map(objects::created).collect())?;
         check_interrupt()?;
-        send((0..objects::PODS).map(|pod| objects::status(pod, true)).collect())?;
+        send((0..objects::PODS).map(|pod| objects::status(pod, true, true)).collect())?;
         send(objects::services())?;
         send(objects::slices(&uids))?;
-        let ready = true;
-        Ok(Self { cluster, uids, ready })
+        let well = true;
+        Ok(Self { cluster, uids, well })
     }
 
-    /// A thousand pods become ready, or are no longer, one each `every`.
-    fn change(&mut self, every: Duration) -> anyhow::Result<()> {
+    /// A thousand pods change, one each `every`: for the worse, or back.
+    fn change(&mut self, how: fn(usize, bool) -> Vec<api::Request>, every: Duration) -> anyhow::Result<()> {
         check_interrupt()?;
-        self.ready = !self.ready;
-        let changes = objects::turned(CHANGES, self.ready);
-        api::send(&self.cluster, &changes, every)?;
+        self.well = !self.well;
+        api::send(&self.cluster, &how(CHANGES, self.well), every)?;
         sleep(SETTLE);
         Ok(())
     }
@@ -159,7 +162,7 @@ impl World {
         let send = |requests: Vec<_>| api::send(&self.cluster, &requests, Duration::ZERO);
         send(pods.iter().map(|pod| objects::deleted(*pod)).collect())?;
         let uids = send(pods.iter().map(|pod| objects::created(*pod)).collect())?;
-        send(pods.iter().map(|pod| objects::status(*pod, true)).collect())?;
+        send(pods.iter().map(|pod| objects::status(*pod, true, true)).collect())?;
         let replaced = pods.iter().zip(&uids);
         let slices = replaced.map(|(pod, uid)| objects::endpoint_replaced(*pod, uid, &mut self.uids));
         api::send(&self.cluster, &slices.collect::<Vec<_>>(), Duration::ZERO)?;
@@ -189,30 +192,27 @@ impl World {
         bench.add(Row::of_adit("scale_start_cpu_s", "s", &cpu));
         bench.add(Row::of_adit("scale_start_mib", "MiB", &heard));
         bench.add(Row::of_adit("scale_rss_kib", "KiB", &resident));
-        let mut cost = |during: &mut dyn FnMut() -> anyhow::Result<()>,
-                        rows: [(&'static str, &'static str, f64); 2]| {
+        let cost = |during: &mut dyn FnMut() -> anyhow::Result<()>| {
             let before = [received(&place)?, agent.cpu_seconds()?];
             during()?;
-            let cost = [received(&place)? - before[0], agent.cpu_seconds()? - before[1]];
-            for ((name, unit, of), cost) in rows.into_iter().zip(cost) {
-                bench.add(Row::of_adit(name, unit, &[cost / of]));
-            }
-            anyhow::Ok(())
+            anyhow::Ok([received(&place)? - before[0], agent.cpu_seconds()? - before[1]])
         };
-        let idle = [
-            ("scale_idle_kib_per_min", "KiB", 1024.0),
-            ("scale_idle_cpu_s_per_min", "s", 1.0),
-        ];
-        cost(&mut || Ok(sleep(MINUTE)), idle)?;
-        let burst = [("scale_mib_per_1000", "MiB", MIB), ("scale_cpu_s_per_1000", "s", 1.0)];
-        cost(&mut || self.change(Duration::ZERO), burst)?;
-        let slow = [("", "MiB", MIB), ("scale_cpu_s_per_1000_slow", "s", 1.0)];
-        cost(&mut || self.change(SLOW), slow)?;
-        let replaced = [
-            ("scale_mib_per_1000_replaced", "MiB", MIB),
-            ("scale_cpu_s_per_1000_replaced", "s", 1.0),
-        ];
-        cost(&mut || self.replace(), replaced)?;
+        let [heard, cpu] = cost(&mut || {
+            sleep(MINUTE);
+            Ok(())
+        })?;
+        bench.add(Row::of_adit("scale_idle_kib_per_min", "KiB", &[heard / 1024.0]));
+        bench.add(Row::of_adit("scale_idle_cpu_s_per_min", "s", &[cpu]));
+        let [heard, cpu] = cost(&mut || self.change(objects::captured, Duration::ZERO))?;
+        bench.add(Row::of_adit("scale_mib_per_1000", "MiB", &[heard / MIB]));
+        bench.add(Row::of_adit("scale_cpu_s_per_1000", "s", &[cpu]));
+        let [_, cpu] = cost(&mut || self.change(objects::captured, SLOW))?;
+        bench.add(Row::of_adit("scale_cpu_s_per_1000_slow", "s", &[cpu]));
+        let [_, cpu] = cost(&mut || self.change(objects::turned, STEADY))?;
+        bench.add(Row::of_adit("scale_cpu_s_per_1000_ready", "s", &[cpu]));
+        let [heard, cpu] = cost(&mut || self.replace())?;
+        bench.add(Row::of_adit("scale_mib_per_1000_replaced", "MiB", &[heard / MIB]));
+        bench.add(Row::of_adit("scale_cpu_s_per_1000_replaced", "s", &[cpu]));
         sleep(REST);
         bench.add(Row::of_adit(
             "scale_rss_after_kib",
@@ -223,29 +223,25 @@ impl World {
     }
 
     /// What so many agents cost the API server.
-    fn agents(
-        &mut self,
-        bench: &mut Bench,
-        count: u16,
-        [start, resident, changes]: [&'static str; 3],
-    ) -> anyhow::Result<()> {
+    fn agents(&mut self, bench: &mut Bench, count: u16, rows: &[&'static str]) -> anyhow::Result<()> {
         let pids = self.cluster.control_plane().pids(Service::ApiServer)?;
         let server = *pids.first().context("no API server runs")?;
         let before = cpu_seconds(server)?;
-        let agents: Vec<_> = (0..count)
-            .map(|index| Agent::start(&self.cluster, index))
-            .collect::<Result<_, _>>()?;
-        for agent in &agents {
-            agent.wait_ready()?;
-        }
-        if count > 0 {
+        let agents = (0..count).map(|index| Agent::start(&self.cluster, index));
+        let agents = agents.collect::<Result<Vec<_>, _>>()?;
+        agents.iter().try_for_each(|agent| agent.wait_ready().map(drop))?;
+        if let [_, start, resident] = *rows {
             bench.add(Row::of_adit(start, "s", &[cpu_seconds(server)? - before]));
             bench.add(Row::of_adit(resident, "MiB", &[resident_kib(server)? as f64 / 1024.0]));
         }
         sleep(REST);
-        let before = cpu_seconds(server)?;
-        self.change(STEADY)?;
-        bench.add(Row::of_adit(changes, "s", &[cpu_seconds(server)? - before]));
+        let mut costs = Vec::new();
+        for _ in 0..BATCHES {
+            let before = cpu_seconds(server)?;
+            self.change(objects::captured, STEADY)?;
+            costs.push(cpu_seconds(server)? - before);
+        }
+        bench.add(Row::of_adit(rows[0], "s", &costs));
         agents.into_iter().try_for_each(Agent::stop)
     }
 }

@@ -28,6 +28,11 @@ fn namespace(service: usize) -> String {
     format!("ns{}", service % NAMESPACES)
 }
 
+/// Of a namespace, or of a service in it.
+fn is_enrolled(index: usize) -> bool {
+    index.is_multiple_of(2)
+}
+
 fn name(pod: usize) -> String {
     format!("app-{}-7c9f-{pod:05}", service(pod))
 }
@@ -47,9 +52,9 @@ fn address(pod: usize) -> String {
 /// Namespaces, their service accounts, and nodes.
 pub(super) fn places() -> Vec<Request> {
     let namespaces = (0..NAMESPACES).map(|index| {
-        let labels = match index % 2 {
-            0 => json!({"mesh.adit/mode": "enabled"}),
-            _ => json!({}),
+        let labels = match is_enrolled(index) {
+            true => json!({"mesh.adit/mode": "enabled"}),
+            false => json!({}),
         };
         let body = json!({"metadata": {"name": format!("ns{index}"), "labels": labels}});
         Request::new(Method::POST, "/api/v1/namespaces", body)
@@ -109,7 +114,7 @@ pub(super) fn created(pod: usize) -> Request {
 }
 
 /// What its kubelet and agent say of it once it runs.
-pub(super) fn status(pod: usize, ready: bool) -> Request {
+pub(super) fn status(pod: usize, ready: bool, captured: bool) -> Request {
     let address = address(pod);
     let condition = |kind: &str, holds: bool| {
         let status = if holds { "True" } else { "False" };
@@ -127,7 +132,7 @@ pub(super) fn status(pod: usize, ready: bool) -> Request {
             condition("Ready", ready),
             condition("ContainersReady", ready),
             condition("PodScheduled", true),
-            condition("mesh.adit/Captured", service(pod) % 2 == 0),
+            condition("mesh.adit/Captured", captured),
         ],
         "containerStatuses": [{
             "name": "app",
@@ -187,8 +192,18 @@ fn slice(service: usize, uids: &[String]) -> Value {
 
 /// So many pods have become ready, or are no longer.
 pub(super) fn turned(count: usize, ready: bool) -> Vec<Request> {
-    let pods = (0..count).map(|index| index * STRIDE % PODS);
-    pods.map(|pod| status(pod, ready)).collect()
+    spread(count).map(|pod| status(pod, ready, true)).collect()
+}
+
+/// So many pods have been captured by their agents, or have been lost: others reach them in another way from then on.
+pub(super) fn captured(count: usize, captured: bool) -> Vec<Request> {
+    spread(count).map(|pod| status(pod, true, captured)).collect()
+}
+
+/// Enrolled pods of all services and nodes.
+fn spread(count: usize) -> impl Iterator<Item = usize> {
+    let all = (0..PODS).map(|index| index * STRIDE % PODS);
+    all.filter(|pod| is_enrolled(service(*pod))).take(count)
 }
 
 /// All pods of so many services, one of each in turn, as in updates that roll.
