@@ -45,7 +45,7 @@ pub(crate) struct Passthrough {
 
 /// Builds everything and becomes the program `name`.
 pub(crate) fn run(context: &Context, name: &str, passthrough: &Passthrough) -> Result<ExitCode> {
-    let on_cluster = name == "adit-demo" && passthrough.arguments.iter().any(|argument| argument == "--cluster");
+    let on_cluster = passthrough.arguments.iter().any(|argument| argument == "--cluster");
     let folder = if on_cluster { cluster::prepare(context)? } else { None };
     if name == "adit-demo" {
         let mut needs = vec![IP];

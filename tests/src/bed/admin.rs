@@ -22,7 +22,7 @@ pub struct Response {
 }
 
 /// `GET path` from `server`, both seen from the network namespace at `netns`.
-pub(super) fn http_get(netns: &Path, server: SocketAddr, path: &str) -> anyhow::Result<Response> {
+pub(crate) fn http_get(netns: &Path, server: SocketAddr, path: &str) -> anyhow::Result<Response> {
     netns::inside(netns, || {
         exchange(server, path).with_context(|| format!("GET http://{server}{path}"))
     })?

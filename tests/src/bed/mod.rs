@@ -44,6 +44,7 @@ use anyhow::{Context, bail};
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
+pub(crate) use self::admin::http_get;
 pub use self::admin::{Metrics, Response};
 pub use self::builder::BedBuilder;
 pub use self::capture::Capture;

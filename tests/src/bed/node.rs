@@ -16,7 +16,7 @@ use super::admin::{Metrics, Response, http_get};
 use super::log::{AccessLine, Log};
 use super::netns;
 use super::pod::Pod;
-use super::process::{ADMIN, NodeSettings, Process, write_token};
+use super::process::{self, ADMIN, NodeSettings, Process, write_token};
 use super::remote::{DEFAULT_DEADLINE, Running, Stage};
 use super::{READY_DEADLINE, lock, wait_for};
 use crate::sys::Place;
@@ -364,22 +364,19 @@ impl Node {
 
     /// The proxy's resident memory in KiB.
     pub fn resident_kib(&self) -> anyhow::Result<u64> {
-        self.status_kib("VmRSS")
+        process::resident_kib(self.pid().context("no proxy runs")?)
     }
 
     /// The part of it that is no file's: heap and stacks.
     pub fn anonymous_kib(&self) -> anyhow::Result<u64> {
-        self.status_kib("RssAnon")
+        process::status_kib(self.pid().context("no proxy runs")?, "RssAnon")
     }
 
-    fn status_kib(&self, field: &str) -> anyhow::Result<u64> {
-        let pid = self.pid().context("no proxy runs")?;
-        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).context("read the proxy's status")?;
-        let value = status
-            .lines()
-            .find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
-        let value = value.with_context(|| format!("no {field} in the status"))?;
-        let value = value.trim().trim_end_matches(" kB").parse();
-        value.with_context(|| format!("the value of {field}"))
+    /// CPU seconds, of user and system, that the proxy has used.
+    pub fn cpu_seconds(&self) -> anyhow::Result<f64> {
+        process::cpu_seconds(
+            self.pid()
+                .with_context(|| format!("no proxy runs on {}", self.name()))?,
+        )
     }
 }

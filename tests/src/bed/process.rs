@@ -311,3 +311,36 @@ fn on_keeper<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> an
 pub(super) fn write_token(path: &Path, token: &str) -> anyhow::Result<()> {
     super::mesh::replace(path, token)
 }
+
+/// A process's resident memory in KiB.
+pub fn resident_kib(pid: u32) -> anyhow::Result<u64> {
+    status_kib(pid, "VmRSS")
+}
+
+/// A figure in KiB of a process's status, such as `VmRSS`.
+pub fn status_kib(pid: u32, field: &str) -> anyhow::Result<u64> {
+    let path = format!("/proc/{pid}/status");
+    let status = std::fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+    let value = status
+        .lines()
+        .find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+    let value = value.with_context(|| format!("no {field} in {path}"))?;
+    let value = value.trim().trim_end_matches(" kB").parse();
+    value.with_context(|| format!("the value of {field} in {path}"))
+}
+
+/// CPU seconds, of user and system, that a process has used.
+pub fn cpu_seconds(pid: u32) -> anyhow::Result<f64> {
+    let path = format!("/proc/{pid}/stat");
+    let stat = std::fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+    // The command's name is in parentheses and may hold anything; utime and stime are fields 14 and 15.
+    let (_, fields) = stat.rsplit_once(')').context("a stat without a name")?;
+    let ticks: u64 = fields
+        .split_whitespace()
+        .skip(11)
+        .take(2)
+        .map(|field| field.parse().unwrap_or(0_u64))
+        .sum();
+    let per_second = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK)?.context("the clock's rate")?;
+    Ok(ticks as f64 / per_second as f64)
+}

@@ -7,6 +7,7 @@ mod hooks;
 pub(crate) mod load;
 mod memory;
 mod report;
+mod scale;
 mod start;
 mod traffic;
 
@@ -35,6 +36,9 @@ struct Options {
     /// Measure these rows only
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     only: Vec<String>,
+    /// Measure a large Kubernetes cluster instead: the rows whose names begin with scale_; some 12 minutes
+    #[arg(long, conflicts_with_all = ["quick", "node_args", "rounds"])]
+    cluster: bool,
     /// More arguments for every `adit node`, separated by spaces
     #[arg(long, value_name = "ARGUMENTS", default_value = "", allow_hyphen_values = true)]
     node_args: String,
@@ -86,7 +90,10 @@ pub fn main() -> ExitCode {
 }
 
 fn run(options: &Options) -> anyhow::Result<()> {
-    let names = [start::NAMES, change::NAMES, crowd::NAMES, addresses::NAMES, NAMES].concat();
+    let names = match options.cluster {
+        true => scale::names(),
+        false => [start::NAMES, change::NAMES, crowd::NAMES, addresses::NAMES, NAMES].concat(),
+    };
     if let Some(unknown) = options.only.iter().find(|name| !names.contains(&name.as_str())) {
         anyhow::bail!("there is no row {unknown}; the rows are {}", names.join(", "));
     }
@@ -94,6 +101,7 @@ fn run(options: &Options) -> anyhow::Result<()> {
     let begin = Instant::now();
     let mut bench = Bench {
         only: options.only.clone(),
+        cluster: options.cluster,
         quick: options.quick,
         rounds: options.rounds.unwrap_or(if options.quick { 7 } else { 9 }).max(1),
         time: Duration::from_millis(if options.quick { 500 } else { 1500 }),
@@ -101,11 +109,13 @@ fn run(options: &Options) -> anyhow::Result<()> {
         rows: Vec::new(),
         notes: Vec::new(),
     };
-    println!(
-        "plain TCP and Adit in turns, {} rounds of {} ms each; the figures are medians\n",
-        bench.rounds,
-        bench.time.as_millis()
-    );
+    if !bench.cluster {
+        println!(
+            "plain TCP and Adit in turns, {} rounds of {} ms each; the figures are medians\n",
+            bench.rounds,
+            bench.time.as_millis()
+        );
+    }
     if let Some(share) = busy_share(Duration::from_millis(300)).filter(|share| *share > BUSY) {
         bench.note(format!(
             "the machine was {:.0} % busy with other work at the start: the figures are disturbed",
@@ -155,6 +165,7 @@ fn cpu_times() -> Option<[f64; 2]> {
 /// A run of the bench.
 struct Bench {
     only: Vec<String>,
+    cluster: bool,
     quick: bool,
     rounds: usize,
     time: Duration,
@@ -165,6 +176,9 @@ struct Bench {
 
 impl Bench {
     fn measure(&mut self) -> anyhow::Result<()> {
+        if self.cluster {
+            return scale::measure(self);
+        }
         if self.wants_any(start::NAMES) {
             start::measure(self)?;
         }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{bail, ensure};
 use nix::sys::signal::Signal;
 
 use super::{Bench, Samples, Side, load};
@@ -74,22 +74,4 @@ pub(super) fn time_to_ready(node: &Node) -> anyhow::Result<f64> {
         }
         std::thread::sleep(Duration::from_millis(1));
     }
-}
-
-/// CPU seconds, of user and system, that a process has used.
-pub(super) fn cpu_seconds(node: &Node) -> anyhow::Result<f64> {
-    let pid = node
-        .pid()
-        .with_context(|| format!("no proxy runs on {}", node.name()))?;
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).context("read the proxy's stat")?;
-    // The command's name is in parentheses and may hold anything; utime and stime are fields 14 and 15.
-    let (_, fields) = stat.rsplit_once(')').context("a stat without a name")?;
-    let ticks: u64 = fields
-        .split_whitespace()
-        .skip(11)
-        .take(2)
-        .map(|field| field.parse().unwrap_or(0_u64))
-        .sum();
-    let per_second = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK)?.context("the clock's rate")?;
-    Ok(ticks as f64 / per_second as f64)
 }

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use super::load::{self, Bulk};
 use super::report::number;
-use super::start::cpu_seconds;
 use super::{Bench, Row, Samples, Side};
 use crate::bed::{Bed, Pod, PodSpec, Running, ServiceSpec};
 
@@ -158,9 +157,9 @@ fn cross_bulk(bench: &mut Bench, world: &World) -> anyhow::Result<()> {
         let mut costs = Vec::new();
         let samples = bench.in_turns(name, |side| {
             let [first, second] = [world.bed.node("n1"), world.bed.node("n2")];
-            let before = [cpu_seconds(first)?, cpu_seconds(second)?];
+            let before = [first.cpu_seconds()?, second.cpu_seconds()?];
             let bulk = world.bulk(side, Route::Cross, streams, time)?;
-            let after = [cpu_seconds(first)?, cpu_seconds(second)?];
+            let after = [first.cpu_seconds()?, second.cpu_seconds()?];
             if side == Side::Adit {
                 costs.push(Cost {
                     nodes: [after[0] - before[0], after[1] - before[1]],

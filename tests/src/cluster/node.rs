@@ -100,12 +100,16 @@ impl Node {
 
     /// The processes of a service, by the host's count.
     pub fn pids(&self, service: Service) -> anyhow::Result<Vec<u32>> {
-        let cgroup = self.cgroup()?.join(service_cgroup(service.name()));
         // What containerd starts for containers is in its cgroup too.
-        Ok(hierarchy::processes(&cgroup)
-            .into_iter()
-            .filter(|pid| program_of(*pid).as_deref() == Some(service.name()))
-            .collect())
+        let mut pids = self.processes(service.name())?;
+        pids.retain(|pid| program_of(*pid).as_deref() == Some(service.name()));
+        Ok(pids)
+    }
+
+    /// All processes in the cgroup of the service of this name, by the host's count.
+    pub fn processes(&self, service: &str) -> anyhow::Result<Vec<u32>> {
+        let cgroup = self.cgroup()?.join(service_cgroup(service));
+        Ok(hierarchy::processes(&cgroup))
     }
 
     /// Sends a signal to a service.
@@ -129,10 +133,14 @@ impl Node {
 
     /// Starts a service.
     pub fn start(&self, service: Service) -> anyhow::Result<()> {
+        self.run_service(service.name(), service.command(&self.prefix, self.machine)?)
+    }
+
+    /// Starts a program as a service of this name, by which its cgroup and its log are known, and leaves it running.
+    pub fn run_service(&self, name: &str, words: Vec<OsString>) -> anyhow::Result<()> {
         let mut command = Command::new(programs::own("adit-cluster")?);
-        command.args(["start", &self.prefix.to_string(), &self.name(), service.name(), "--"]);
-        command.args(service.command(&self.prefix, self.machine)?);
-        output(&mut command).map(drop)
+        command.args(["start", &self.prefix.to_string(), &self.name(), name, "--"]);
+        output(command.args(words)).map(drop)
     }
 
     /// Kills a service and starts it again. A kubelet and a containerd answer when this returns: nobody here starts a

@@ -78,7 +78,8 @@ impl Pod {
             labels: pod.labels,
             zone: strings.share(""),
             policies: Vec::new(),
-            ready: pod.ready,
+            // Slices say whether a pod elsewhere is an endpoint: its own turns change nothing here.
+            ready: pod.ready || pod.details.is_none(),
             exclusions: (!pod.exclusions.is_empty()).then(|| Arc::new(pod.exclusions)),
             netns: None,
             pod: pod.details.map(Arc::new),

@@ -79,6 +79,7 @@ struct PodSpec {
     address: &'static str,
     labels: &'static [(&'static str, &'static str)],
     captured: bool,
+    ready: bool,
     host_network: bool,
     phase: &'static str,
     deleting: bool,
@@ -91,6 +92,7 @@ const POD: PodSpec = PodSpec {
     address: "10.0.0.1",
     labels: &[],
     captured: true,
+    ready: true,
     host_network: false,
     phase: "Running",
     deleting: false,
@@ -101,9 +103,9 @@ fn pod(spec: &PodSpec) -> Object {
     let mut metadata = meta("shop", spec.uid, spec.uid, spec.labels).unwrap();
     metadata.creation_timestamp = Some(wire::Time { seconds: spec.created });
     metadata.deletion_timestamp = spec.deleting.then_some(wire::Time { seconds: 1 });
-    let captured = wire::PodCondition {
-        r#type: "mesh.adit/Captured".into(),
-        status: if spec.captured { "True" } else { "False" }.into(),
+    let condition = |kind: &'static str, holds: bool| wire::PodCondition {
+        r#type: kind.into(),
+        status: if holds { "True" } else { "False" }.into(),
         ..Default::default()
     };
     object(&wire::Pod {
@@ -116,7 +118,10 @@ fn pod(spec: &PodSpec) -> Object {
         status: Some(wire::PodStatus {
             phase: spec.phase.into(),
             pod_ip: spec.address.into(),
-            conditions: vec![captured],
+            conditions: vec![
+                condition("mesh.adit/Captured", spec.captured),
+                condition("Ready", spec.ready),
+            ],
             ..Default::default()
         }),
     })
@@ -356,6 +361,29 @@ fn what_changes_nothing_is_no_change() {
     );
     let changes = state.take_changed().unwrap().changes_since(&before);
     assert_eq!((changes.workloads.len(), changes.addresses.len()), (1, 2));
+}
+
+#[test]
+fn whether_a_pod_is_ready_is_followed_on_this_node_only() {
+    for (node, followed) in [("n1", true), ("n2", false)] {
+        let mut state = state();
+        set(&mut state, Kind::Namespaces, namespace("shop", Some("enabled")));
+        set(&mut state, Kind::Pods, pod(&PodSpec { node, ..POD }));
+        let mesh = state.take_changed().unwrap();
+        assert!(mesh.workload_by_uid("a").unwrap().ready, "{node}");
+        let not_ready = PodSpec {
+            node,
+            ready: false,
+            ..POD
+        };
+        set(&mut state, Kind::Pods, pod(&not_ready));
+        let changed = state.take_changed();
+        assert_eq!(
+            changed.is_some_and(|mesh| !mesh.workload_by_uid("a").unwrap().ready),
+            followed,
+            "{node}"
+        );
+    }
 }
 
 #[test]
