@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use anyhow::Context as _;
+use futures_util::FutureExt as _;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::admin_page::AdminPage;
-use super::handover::{Leaving, Wish};
+use super::handover::{Standing, Wish};
 use super::keep::Keeper;
 use crate::telemetry::Telemetry;
 
@@ -43,18 +44,30 @@ impl StopSignals {
         }
     }
 
+    /// Whether one has come that nobody has waited for yet.
+    pub(super) fn have_come(&mut self) -> bool {
+        self.wait().now_or_never().is_some()
+    }
+
     /// Waits for a signal, and then for so long, or for a second one: whoever has stopped this process may be starting
-    /// another in its place.
-    pub(super) async fn wait_for_good(&mut self, leaving: &Leaving, successor: Duration) {
+    /// another in its place. One that has begun to take over is waited for.
+    pub(super) async fn wait_for_good(&mut self, standing: &Standing, successor: Duration) {
         self.wait().await;
-        leaving.told();
-        if !successor.is_zero() {
-            tracing::info!(
-                "told to stop; taking new connections for {} ms more, until a successor takes over",
-                successor.as_millis()
-            );
-            // Either way it is time.
-            let _ = timeout(successor, self.wait()).await;
+        standing.tell_to_stop();
+        if successor.is_zero() {
+            return;
+        }
+        tracing::info!(
+            "told to stop; taking new connections for {} ms more, until a successor takes over",
+            successor.as_millis()
+        );
+        let nobody_comes = async {
+            sleep(successor).await;
+            standing.unheard().await;
+        };
+        tokio::select! {
+            () = nobody_comes => {}
+            () = self.wait() => {}
         }
     }
 }
@@ -103,8 +116,8 @@ impl Drain<'_> {
         }
     }
 
-    /// After a successor has taken over. A first signal is no news then; a second ends it.
-    pub(super) async fn after_handover(self, stop: &mut StopSignals, keeper: &mut Keeper) {
+    /// After a successor has taken over. A first signal is no news then, whether it came before or comes now; a second ends it.
+    pub(super) async fn after_handover(self, stop: &mut StopSignals, told: bool, keeper: &mut Keeper) {
         tracing::info!(
             "a successor has taken over; draining for at most {} ms",
             self.deadline.as_millis()
@@ -115,8 +128,10 @@ impl Drain<'_> {
             self.emptied(QUIET.min(self.deadline)).await;
         };
         let twice = async {
-            stop.wait().await;
-            tracing::info!("told to stop while draining; told again, the open connections are reset");
+            if !told {
+                stop.wait().await;
+                tracing::info!("told to stop while draining; told again, the open connections are reset");
+            }
             stop.wait().await;
         };
         tokio::select! {

@@ -16,7 +16,7 @@ use anyhow::{Context as _, bail};
 use nix::fcntl::{Flock, FlockArg};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep, timeout};
 
 /// How long the other process may take to answer.
@@ -138,27 +138,43 @@ pub(super) enum Wish {
 /// Where successors are heard.
 pub(super) struct Control {
     listener: UnixListener,
-    leaving: Leaving,
+    standing: Arc<Standing>,
 }
 
-/// Whether this process has been told to stop.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Leaving(Arc<AtomicBool>);
+/// How this process stands to those that may follow it.
+#[derive(Debug, Default)]
+pub(super) struct Standing {
+    /// It has been told to stop.
+    leaving: AtomicBool,
+    /// It changes nothing, as a successor has asked.
+    frozen: AtomicBool,
+    /// A successor is talking to it.
+    heard: watch::Sender<bool>,
+}
 
-impl Leaving {
-    /// It has.
-    pub(super) fn told(&self) {
-        self.0.store(true, Ordering::Relaxed);
+impl Standing {
+    pub(super) fn tell_to_stop(&self) {
+        self.leaving.store(true, Ordering::Relaxed);
     }
 
-    fn is_told(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+    pub(super) fn is_told_to_stop(&self) -> bool {
+        self.leaving.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn is_frozen(&self) -> bool {
+        self.frozen.load(Ordering::Relaxed)
+    }
+
+    /// Waits until no successor is talking, and for so long at most.
+    pub(super) async fn unheard(&self) {
+        let mut heard = self.heard.subscribe();
+        let _ = timeout(TURN, heard.wait_for(|heard| !heard)).await;
     }
 }
 
 impl Control {
     /// Listens in the folder, in the place of whoever did before.
-    pub(super) fn bind(dir: &Path, leaving: Leaving) -> anyhow::Result<Self> {
+    pub(super) fn bind(dir: &Path, standing: Arc<Standing>) -> anyhow::Result<Self> {
         let path: PathBuf = dir.join(SOCKET);
         let bind = || {
             match fs::remove_file(&path) {
@@ -170,7 +186,7 @@ impl Control {
             Ok(listener)
         };
         let listener = bind().with_context(|| format!("listening on {}", path.display()))?;
-        Ok(Self { listener, leaving })
+        Ok(Self { listener, standing })
     }
 
     /// Hears successors, one after the other, until one has said the last word.
@@ -180,10 +196,14 @@ impl Control {
                 Ok((stream, _)) => {
                     // Root only, as its folder and mode say; a second lock does not hurt.
                     let own = nix::unistd::geteuid().as_raw();
-                    if stream.peer_cred().is_ok_and(|peer| peer.uid() == own)
-                        && converse(stream, &wishes, &self.leaving).await
-                    {
-                        return;
+                    if stream.peer_cred().is_ok_and(|peer| peer.uid() == own) {
+                        self.standing.heard.send_replace(true);
+                        let last = converse(stream, &wishes, &self.standing).await;
+                        self.standing.heard.send_replace(false);
+                        if last {
+                            return;
+                        }
+                        self.standing.frozen.store(false, Ordering::Relaxed);
                     }
                 }
                 Err(error) => {
@@ -196,7 +216,7 @@ impl Control {
 }
 
 /// Returns whether the last word was said.
-async fn converse(stream: UnixStream, wishes: &mpsc::Sender<Wish>, leaving: &Leaving) -> bool {
+async fn converse(stream: UnixStream, wishes: &mpsc::Sender<Wish>, standing: &Standing) -> bool {
     let mut stream = BufReader::new(stream);
     let mut frozen = false;
     loop {
@@ -205,11 +225,12 @@ async fn converse(stream: UnixStream, wishes: &mpsc::Sender<Wish>, leaving: &Lea
         let (done, answer) = oneshot::channel();
         let reply = match (heard, word.trim_end()) {
             (Ok(1..), "hello") => {
-                let leaving = if leaving.is_told() { LEAVING } else { "" };
+                let leaving = if standing.is_told_to_stop() { LEAVING } else { "" };
                 format!("ok pid {}, {}{leaving}\n", std::process::id(), super::version())
             }
             (Ok(1..), "freeze") => {
                 frozen = true;
+                standing.frozen.store(true, Ordering::Relaxed);
                 if wishes.send(Wish::Freeze(done)).await.is_err() || answer.await.is_err() {
                     return true;
                 }
@@ -247,8 +268,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         assert!(Predecessor::find(dir.path()).await.unwrap().is_none());
         let (sender, mut wishes) = mpsc::channel(1);
-        let leaving = Leaving::default();
-        let serving = tokio::spawn(Control::bind(dir.path(), leaving.clone()).unwrap().serve(sender));
+        let standing = Arc::new(Standing::default());
+        let serving = tokio::spawn(Control::bind(dir.path(), Arc::clone(&standing)).unwrap().serve(sender));
 
         let mut failing = Predecessor::find(dir.path()).await.unwrap().unwrap();
         assert!(failing.name.contains("pid") && !failing.leaving, "{}", failing.name);
@@ -263,7 +284,9 @@ mod tests {
         drop(failing);
         assert!(matches!(wishes.recv().await, Some(Wish::Thaw)));
 
-        leaving.told();
+        standing.unheard().await;
+        assert!(!standing.is_frozen());
+        standing.tell_to_stop();
         let mut next = Predecessor::find(dir.path()).await.unwrap().unwrap();
         assert!(next.leaving && !next.name.contains("leaving"), "{}", next.name);
         let told = tokio::spawn(async move {

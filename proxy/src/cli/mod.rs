@@ -3,6 +3,7 @@
 mod admin_page;
 mod args;
 mod ca;
+mod certificates;
 mod check;
 mod drain;
 mod file;

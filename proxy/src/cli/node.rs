@@ -9,12 +9,13 @@ use anyhow::Context as _;
 use serde_json::{Value, json};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::spawn_blocking;
-use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::admin_page::AdminPage;
 use super::args::{AUTO, StartupMode};
+use super::certificates::{fetch_certificates, first_certificate};
 use super::drain::{Drain, StopSignals};
-use super::handover::{Control, Leaving, Predecessor, Turn};
+use super::handover::{Control, Predecessor, Standing, Turn};
 use super::keep::{Keeper, Kept};
 use super::memory;
 use super::process::connections_per_pod;
@@ -24,9 +25,7 @@ use super::values::BpfLog;
 use crate::admin::{AdminState, Readiness, StateSections};
 use crate::dataplane::{Dataplane, DataplaneSettings, DirectConnections, Verdicts, Workers};
 use crate::hbone::HboneSettings;
-use crate::identity::{
-    CaClient, CaSettings, CertStore, IdentityError, IdentityLease, IssueError, SpiffeId, StoreSettings,
-};
+use crate::identity::{CaClient, CaSettings, CertStore, StoreSettings};
 use crate::mesh::source::StatusHandle;
 use crate::mesh::source::kubernetes::View;
 use crate::mesh::source::kubernetes::events::{Event, Events, Regarding, Reporter};
@@ -37,8 +36,6 @@ use crate::steer::{
 };
 use crate::telemetry::{Telemetry, TelemetrySettings};
 
-/// How long a proxy that takes over waits for its certificates; the one in charge has its own.
-const CERTIFICATES_BEFORE_HANDOVER: Duration = Duration::from_secs(15);
 /// How long a captured connection that nobody accepts is remembered, at least.
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
 /// How often it is looked whether pods or most connections have gone, whose memory the kernel then gets back.
@@ -60,7 +57,7 @@ pub async fn run(mut settings: NodeSettings) -> anyhow::Result<()> {
         tracing::info!("the pods' cgroup is {}", settings.pods_cgroup.display());
     }
     let mut stop = StopSignals::install()?;
-    let readiness = Readiness::new();
+    let (readiness, standing) = (Readiness::new(), Arc::new(Standing::default()));
     let starting = readiness.pending("kernel programs and self-test");
 
     let turn = Turn::wait(&settings.run_dir).await?;
@@ -126,6 +123,10 @@ pub async fn run(mut settings: NodeSettings) -> anyhow::Result<()> {
             .await
             .with_context(|| format!("{} stays in charge", predecessor.name))?;
         predecessor.freeze().await?;
+    }
+    // Whoever told it to stop may have taken all away already, while it waited for its turn.
+    if stop.have_come() {
+        return Ok(());
     }
     let steering = spawn_blocking(move || -> Result<_, SteerError> {
         let steering = prepared.attach()?;
@@ -213,8 +214,8 @@ pub async fn run(mut settings: NodeSettings) -> anyhow::Result<()> {
         }
         admin.open_when_free();
     }
-    let ((wish, mut wishes), leaving) = (mpsc::channel(1), Leaving::default());
-    tokio::spawn(Control::bind(&settings.run_dir, leaving.clone())?.serve(wish));
+    let (wish, mut wishes) = mpsc::channel(1);
+    tokio::spawn(Control::bind(&settings.run_dir, Arc::clone(&standing))?.serve(wish));
     drop(turn);
     // A predecessor has read it until now.
     let (ends, refusals) = (steering.direct_ends()?, steering.refusals()?);
@@ -228,6 +229,7 @@ pub async fn run(mut settings: NodeSettings) -> anyhow::Result<()> {
     let births = births.follow().context("starting the thread that watches births")?;
     let mut kubelet = KubeletKeeper {
         steering: Arc::clone(&steering),
+        standing: Arc::clone(&standing),
         last_error: None,
     };
     kubelet.look();
@@ -287,10 +289,11 @@ pub async fn run(mut settings: NodeSettings) -> anyhow::Result<()> {
     });
     let superseded = tokio::select! {
         kept = keeper.keep(&mut wishes) => Some(kept?),
-        () = stop.wait_for_good(&leaving, settings.await_successor) => None,
+        () = stop.wait_for_good(&standing, settings.await_successor) => None,
         _ = told_to_quit.wait_for(|quit| *quit) => None,
     };
-    leaving.told();
+    let told = standing.is_told_to_stop();
+    standing.tell_to_stop();
     let _draining = readiness.pending("draining");
     let workers_drain = Drain {
         started: drain,
@@ -314,7 +317,7 @@ pub async fn run(mut settings: NodeSettings) -> anyhow::Result<()> {
             let_go.await;
             // The successor waits for this word, and for the address.
             let _ = leave.send(());
-            workers_drain.after_handover(&mut stop, &mut keeper).await;
+            workers_drain.after_handover(&mut stop, told, &mut keeper).await;
         }
     }
     workers.stop(telemetry.open_connections() == 0);
@@ -353,36 +356,6 @@ async fn watch_direct(direct: Arc<DirectConnections>, ends: DirectEnds, refusals
         }
     };
     tokio::join!(told, missed);
-}
-
-/// Gets a certificate for each identity of this node's pods, before any of their connections needs it.
-async fn fetch_certificates(certs: &CertStore, node: &str, mesh: &MeshHandle) -> anyhow::Result<Vec<IdentityLease>> {
-    let identities = node::wanted_identities(node, &mesh.load());
-    let leases = identities.iter().map(|id| certs.acquire(id)).collect();
-    let all = async {
-        for id in &identities {
-            first_certificate(certs, id).await;
-        }
-    };
-    let in_time = timeout(CERTIFICATES_BEFORE_HANDOVER, all).await;
-    in_time.map_err(|_| {
-        let seconds = CERTIFICATES_BEFORE_HANDOVER.as_secs();
-        anyhow::anyhow!("the certificate authority has not issued all certificates within {seconds} s")
-    })?;
-    Ok(leases)
-}
-
-/// Waits until the identity has a certificate, no pod of it is left, or the authority, which knows us, does not grant it: that
-/// concerns its pods, and is to hold up no others.
-async fn first_certificate(certs: &CertStore, id: &SpiffeId) {
-    // Each try waits for a while.
-    while let Err(IdentityError::Unavailable { reason, .. }) = certs.get(id).await {
-        let Some(reason) = reason else { continue };
-        if let IssueError::PermissionDenied { .. } = &*reason {
-            tracing::warn!("the connections of pods of {id} fail until it is granted: {reason}");
-            return;
-        }
-    }
 }
 
 async fn prepare_steering(settings: &NodeSettings) -> anyhow::Result<Prepared> {
@@ -424,6 +397,7 @@ fn kubelet_settings(settings: &NodeSettings) -> anyhow::Result<Option<KubeletSet
 /// Keeps the programs on the kubelet's cgroup, which is another one each time it is started.
 struct KubeletKeeper {
     steering: Arc<Steering>,
+    standing: Arc<Standing>,
     last_error: Option<String>,
 }
 
@@ -447,7 +421,9 @@ impl KubeletKeeper {
         let mut pause = KUBELET_EVERY.0;
         loop {
             sleep(pause).await;
-            self.look();
+            if !self.standing.is_frozen() {
+                self.look();
+            }
             // To look for one takes the longest where there is none.
             pause = match &self.last_error {
                 None => KUBELET_EVERY.0,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use super::drain::StopSignals;
-use super::handover::Predecessor;
+use super::handover::{Predecessor, Turn};
 use super::logging::LogSettings;
 use crate::steer;
 
@@ -33,6 +33,8 @@ pub async fn uninstall(what: Uninstall) -> anyhow::Result<()> {
         bpf_dir, run_dir, stay, ..
     } = what;
     let mut stop = StopSignals::install()?;
+    // Whoever is starting would put everything in its place after this.
+    let turn = Turn::wait(&run_dir).await?;
     // One that has been told to stop carries on what it has, and changes nothing any more: all of it is taken away as a
     // successor would take it over.
     let mut running = find_leaving(&run_dir).await?;
@@ -46,8 +48,12 @@ pub async fn uninstall(what: Uninstall) -> anyhow::Result<()> {
     }
     if let Some(running) = running {
         tracing::info!("{} carries on what it has open", running.name);
-        running.drain().await?;
+        // All is done: one that has just ended changes nothing.
+        if let Err(error) = running.drain().await {
+            tracing::debug!("{error:#}");
+        }
     }
+    drop(turn);
     if stay {
         stop.wait().await;
     }

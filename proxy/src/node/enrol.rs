@@ -14,6 +14,7 @@ use super::bars::barred;
 use super::capture_test::CAPTURE_TEST;
 use super::change::{Change, change, with_addresses};
 use super::pod_cgroup::{FoundNetns, PodCgroups, inode};
+use super::upkeep::Broken;
 use super::{LocalPod, LocalPods, Netns, NetnsError, PodListeners, listen_in};
 use crate::identity::CertStore;
 use crate::mesh::{Mesh, Protocol, SameNode, Unlisted, Workload};
@@ -65,6 +66,8 @@ pub struct Enrolment {
     pub(super) enrolled: HashMap<Arc<str>, Enrolled>,
     /// Pods that could not be enrolled, and why: each reason is logged once.
     pub(super) failed: HashMap<Arc<str>, String>,
+    /// Pods of which something is not in its place, until it is again.
+    pub(super) broken: HashMap<Arc<str>, Broken>,
     /// Pods whose network namespace could not be looked at.
     unseen: HashSet<Arc<str>>,
     /// Pods that have left the mesh and of which something may still be open.
@@ -123,6 +126,7 @@ impl Enrolment {
             workers,
             enrolled: HashMap::new(),
             failed: HashMap::new(),
+            broken: HashMap::new(),
             unseen: HashSet::new(),
             retired: HashSet::new(),
             pods_cgroup: pods_cgroup.to_owned(),

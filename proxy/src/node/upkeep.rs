@@ -18,6 +18,13 @@ pub fn wanted_identities(node: &str, mesh: &Mesh) -> BTreeSet<SpiffeId> {
     wanted(node, mesh).map(|workload| workload.identity.clone()).collect()
 }
 
+/// What of an enrolled pod has to be put right.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Broken {
+    Listeners,
+    Capture,
+}
+
 impl Enrolment {
     /// Looks whether all that captures pods is in its place, and puts right what is not. Returns what was not, in words.
     ///
@@ -28,31 +35,42 @@ impl Enrolment {
         let repairs = self.steering.repair()?;
         let mut done = repairs.done;
         // A privileged process of the pod can close any socket of its namespace, the proxy's listeners too.
-        for uid in self.server.take_broken() {
-            if let Some(name) = self.put_right(&uid)? {
-                done.push(format!("somebody closed listeners of pod {name}"));
-            }
-        }
+        let closed = self.server.take_broken().into_iter();
+        self.broken.extend(closed.map(|uid| (uid, Broken::Listeners)));
         let of_cookie = |pod: &Enrolled| repairs.pods.contains(&pod.cookie);
         let uncaptured = self.enrolled.iter().filter(|(_, pod)| of_cookie(pod));
-        let uncaptured: Vec<Arc<str>> = uncaptured.map(|(uid, _)| Arc::clone(uid)).collect();
-        for uid in uncaptured {
-            if let Some(name) = self.put_right(&uid)? {
-                done.push(format!("pod {name} was not captured"));
+        self.broken
+            .extend(uncaptured.map(|(uid, _)| (Arc::clone(uid), Broken::Capture)));
+        let mut failed = None;
+        for (uid, what) in std::mem::take(&mut self.broken) {
+            match self.put_right(&uid) {
+                Ok(None) => {}
+                Ok(Some(name)) => done.push(match what {
+                    Broken::Listeners => format!("somebody closed listeners of pod {name}"),
+                    Broken::Capture => format!("pod {name} was not captured"),
+                }),
+                Err(error) => {
+                    self.broken.insert(uid, what);
+                    failed.get_or_insert(error);
+                }
             }
         }
-        Ok(done)
+        match failed {
+            Some(error) => Err(error),
+            None => Ok(done),
+        }
     }
 
     /// Captures the pod anew, which is to be enrolled; gives its name.
     fn put_right(&mut self, uid: &str) -> Result<Option<String>, EnrolError> {
-        let (Some(enrolled), Some(pod)) = (self.enrolled.get_mut(uid), self.pods.get(uid)) else {
+        let Some(pod) = self.pods.get(uid) else { return Ok(None) };
+        self.listen_anew(&pod)?;
+        let Some(enrolled) = self.enrolled.get_mut(uid) else {
             return Ok(None);
         };
         enrolled.repairs += 1;
-        let name = format!("{}/{}", enrolled.workload.namespace, enrolled.workload.name);
-        self.listen_anew(&pod)?;
-        Ok(Some(name))
+        let workload = &enrolled.workload;
+        Ok(Some(format!("{}/{}", workload.namespace, workload.name)))
     }
 
     /// Takes back what a successor may have taken that did not get as far as to serve.

@@ -74,6 +74,17 @@ pub(super) fn is_only_unified() -> bool {
     Path::new(MOUNT).join("cgroup.controllers").exists()
 }
 
+/// That cgroups can be seen at all, and are not hidden by something that was mounted above.
+pub(super) fn ensure_visible() -> anyhow::Result<()> {
+    if Hierarchy::own()?
+        .iter()
+        .any(|own| own.mount(Path::new(MOUNT)).join("cgroup.procs").exists())
+    {
+        return Ok(());
+    }
+    bail!("no cgroups are to be seen at {MOUNT}: is something mounted over it? See /proc/self/mountinfo")
+}
+
 /// Makes the cgroups `name` and gives their folders.
 pub(super) fn make(name: &str) -> anyhow::Result<Vec<PathBuf>> {
     if is_only_unified() {

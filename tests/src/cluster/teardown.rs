@@ -41,6 +41,8 @@ impl Lock {
 
 /// Ends a cluster and removes all that is of it. Says whether there was anything.
 pub(super) fn remove(prefix: &Prefix, _lock: &Lock) -> anyhow::Result<bool> {
+    // Its processes are found by their cgroups.
+    hierarchy::ensure_visible()?;
     let names: Vec<String> = Machine::all().map(|machine| prefix.name(machine)).collect();
     let trees = hierarchy::find(|name| names.iter().any(|own| own == name));
     hierarchy::remove(&trees)?;

@@ -68,9 +68,10 @@ impl Place {
             // The parent died before the signal was asked for.
             return Err(io::Error::from_raw_os_error(libc::ESRCH));
         }
+        // The namespace first: the test's own is not the node's, and would be taken for the pod's if it were seen in its cgroup.
+        nix::sched::setns(&*self.netns, nix::sched::CloneFlags::CLONE_NEWNET)?;
         // "0" is the writer itself.
         nix::unistd::write(&*self.procs, b"0")?;
-        nix::sched::setns(&*self.netns, nix::sched::CloneFlags::CLONE_NEWNET)?;
         Ok(())
     }
 }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use adit_tests::bed::process::{CaSettings, TokenSpec};
-use adit_tests::bed::{AccessLine, Bed, wait_for};
+use adit_tests::bed::{AccessLine, Bed, PodSpec, wait_for};
 use adit_tests::ca_call::openssl_req;
 use adit_tests::net;
 use nix::sys::signal::Signal;
@@ -200,18 +200,21 @@ fn a_ca_that_refuses_at_first_is_asked_again_soon_as_long_as_somebody_waits() {
 }
 
 #[test]
-fn an_identity_that_the_ca_refuses_holds_up_no_other_and_no_upgrade() {
-    let bed = world("one refused")
-        .node_argument("--identity-wait=1s")
-        .build()
-        .unwrap();
+fn identities_that_the_ca_refuses_hold_up_no_other_and_no_upgrade() {
+    // Each is waited for; together they take no longer than one.
+    let refused = ["refused-1", "refused-2", "refused-3"];
+    let bed = refused.iter().fold(world("some refused"), |bed, name| {
+        bed.pod("n1", PodSpec::new(name).account(&format!("shop/{name}")))
+    });
+    let bed = bed.node_argument("--identity-wait=4s").build().unwrap();
     let (server, node) = (bed.pod("server"), bed.node("n1"));
     let _server = echo(server, PORT);
     // The CA sees no pod of it on the node.
     let mesh = bed.dir().join("of-the-ca.yaml");
     bed.update(|whole| {
         let mut part = whole.clone();
-        part.workloads.retain(|workload| workload.name != "neighbour");
+        part.workloads
+            .retain(|workload| workload.name != "neighbour" && !refused.contains(&workload.name.as_str()));
         std::fs::write(&mesh, part.to_yaml().unwrap()).unwrap();
     })
     .unwrap();
@@ -231,7 +234,7 @@ fn an_identity_that_the_ca_refuses_holds_up_no_other_and_no_upgrade() {
             .metrics()
             .unwrap()
             .sum("adit_certificates", &[("state", "unavailable")]);
-        assert_eq!(unavailable, 1.0);
+        assert_eq!(unavailable, 4.0);
     };
     check();
     node.upgrade(&[]).unwrap();

@@ -417,8 +417,10 @@ fn a_proxy_that_dies_at_any_moment_of_enrolment_does_not_hinder_the_next() {
     bed.node("n2").start().unwrap();
     let node = bed.node("n1");
     for round in 0..10 {
+        let enrolled = || node.log().text().matches("is enrolled as").count();
+        let before = enrolled();
         node.launch().unwrap();
-        std::thread::sleep(Duration::from_millis(30 + 25 * round));
+        wait_for("so many pods to be enrolled", SOON, || Ok(enrolled() > before + round)).unwrap();
         node.kill();
     }
     node.start().unwrap();

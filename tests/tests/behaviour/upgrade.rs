@@ -268,10 +268,13 @@ fn a_successor_takes_over_from_one_that_drains_after_a_signal() {
 
 #[test]
 fn uninstall_beside_proxies_that_have_been_told_to_stop_frees_the_pods_and_what_is_open_goes_on() {
-    let bed = world("uninstall beside")
-        .node_argument("--await-successor=60s")
-        .start()
-        .unwrap();
+    for wait in ["--await-successor=60s", "--await-successor=0s"] {
+        uninstall_beside(wait);
+    }
+}
+
+fn uninstall_beside(wait: &str) {
+    let bed = world("uninstall beside").kubelet().node_argument(wait).start().unwrap();
     let (client, server) = (bed.pod("client"), bed.pod("server"));
     let _server = echo(server, PORT);
     let to = server.at(PORT);

@@ -150,7 +150,9 @@ fn adit_comes_changes_and_goes_under_load_and_leaves_nothing() {
             "after uninstalling: {pod}: {} calls, {} failed",
             calls.calls, calls.failed
         );
-        assert!(calls.failed == 0 || !long, "{pod}: {calls:?}");
+        // New ones fail where one node is left and the other is not yet, and where none is there to take them in between.
+        let most = if long { 0 } else { 500 };
+        assert!(calls.failed <= most, "{pod}: {calls:?}");
     }
     // All agents stay for what they carry, and no longer.
     assert!(!agents(cluster).is_empty() && agents(cluster).iter().all(is_leaving));
