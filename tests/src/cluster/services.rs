@@ -288,6 +288,8 @@ fn kubelet(prefix: &Prefix, node: Machine, resolver: &Path) -> serde_json::Value
         "imageGCHighThresholdPercent": 100,
         "evictionHard": {"memory.available": "50Mi", "nodefs.available": "0%", "nodefs.inodesFree": "0%",
                          "imagefs.available": "0%"},
+        // `kubectl logs` shows the newest file only, and tests look for lines.
+        "containerLogMaxSize": "200Mi",
         "maxPods": 250,
         "registryPullQPS": 0,
         "eventRecordQPS": 0,
