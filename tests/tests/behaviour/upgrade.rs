@@ -13,12 +13,12 @@ use crate::world::{LONG, PORT, SOON, ask, assert_refused, echo, is_answered, wor
 /// How often the proxy is replaced.
 const UPGRADES: usize = 10;
 
-/// What each server is loaded with.
+/// What each of seven servers is loaded with: together 500 new connections a second and more, and 203 that stay.
 const LOAD: Steady = Steady {
     makers: 3,
     maker_pause: Duration::from_millis(25),
-    talkers: 15,
-    talker_pause: Duration::from_millis(20),
+    talkers: 29,
+    talker_pause: Duration::from_millis(40),
 };
 
 fn begin(from: &Pod, servers: Vec<SocketAddr>) -> Running<Outcome> {
