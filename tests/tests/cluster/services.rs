@@ -233,7 +233,7 @@ fn answers(node: &Node, to: &str) -> bool {
 fn a_services_address_leads_to_its_pods_on_a_node_without_kube_proxy() {
     // A cluster of its own: with the last rule that translates, connections that are translated end without a word, such as
     // those of agents and the authority to the API server, and that is noticed after minutes only.
-    let cluster = &Cluster::up(&owned_prefix('k')).unwrap();
+    let cluster = &Cluster::up(owned_prefix('k')).unwrap();
     cluster.install_adit(&[]).unwrap();
     let shop = "alone-services";
     mesh_namespace(cluster, shop);
