@@ -218,7 +218,6 @@ impl Control {
 /// Returns whether the last word was said.
 async fn converse(stream: UnixStream, wishes: &mpsc::Sender<Wish>, standing: &Standing) -> bool {
     let mut stream = BufReader::new(stream);
-    let mut frozen = false;
     loop {
         let mut word = String::new();
         let heard = stream.read_line(&mut word).await;
@@ -229,14 +228,13 @@ async fn converse(stream: UnixStream, wishes: &mpsc::Sender<Wish>, standing: &St
                 format!("ok pid {}, {}{leaving}\n", std::process::id(), super::version())
             }
             (Ok(1..), "freeze") => {
-                frozen = true;
                 standing.frozen.store(true, Ordering::Relaxed);
                 if wishes.send(Wish::Freeze(done)).await.is_err() || answer.await.is_err() {
                     return true;
                 }
                 "ok frozen\n".to_owned()
             }
-            (Ok(1..), "drain") if frozen => {
+            (Ok(1..), "drain") if standing.is_frozen() => {
                 if wishes.send(Wish::Drain(done)).await.is_ok() && answer.await.is_ok() {
                     // The successor knows by its own means whether the address is free.
                     let _ = stream.get_mut().write_all(b"ok draining\n").await;
@@ -244,14 +242,14 @@ async fn converse(stream: UnixStream, wishes: &mpsc::Sender<Wish>, standing: &St
                 return true;
             }
             _ => {
-                if frozen {
+                if standing.is_frozen() {
                     let _ = wishes.send(Wish::Thaw).await;
                 }
                 return false;
             }
         };
         if stream.get_mut().write_all(reply.as_bytes()).await.is_err() {
-            if frozen {
+            if standing.is_frozen() {
                 let _ = wishes.send(Wish::Thaw).await;
             }
             return false;

@@ -278,16 +278,7 @@ fn uninstall_beside(wait: &str) {
     let (client, server) = (bed.pod("client"), bed.pod("server"));
     let _server = echo(server, PORT);
     let to = server.at(PORT);
-    let talk = |stage: &Stage| {
-        let mut stream = net::connect(to)?;
-        for text in ["before", "during"] {
-            stream.write_all(text.as_bytes())?;
-            stage.reached(&net::read_text(&mut stream, text.len())?)?;
-            stage.hold()?;
-        }
-        Ok(())
-    };
-    let mut open = client.serve(talk).unwrap();
+    let mut open = stay(client, to);
     for node in bed.nodes() {
         node.signal(Signal::SIGTERM).unwrap();
         node.uninstall().unwrap();
@@ -296,8 +287,7 @@ fn uninstall_beside(wait: &str) {
     }
     ask(client, to);
     open.proceed().unwrap();
-    assert_eq!(open.stage::<String>(SOON).unwrap(), "during");
-    open.proceed().unwrap();
+    assert_eq!(open.stage::<String>(SOON).unwrap(), "still here");
     open.join(SOON).unwrap();
     for node in bed.nodes() {
         assert!(node.wait_ended(LONG).unwrap().success());
