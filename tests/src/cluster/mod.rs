@@ -209,14 +209,12 @@ impl Cluster {
         let before = self.get(lease)?["spec"]["renewTime"].clone();
         node.boot()?;
         for service in Service::of(Machine::Node(number), self.settings.kube_proxy) {
-            node.start(service)?;
-            if service == Service::Containerd {
-                node.await_containerd()?;
-            }
+            node.start_answering(service)?;
         }
         // What the API server says of it may still be from before.
         let what = format!("{name} to report to the API server");
-        self.await_object(&what, PATIENCE, &lease, |lease| lease["spec"]["renewTime"] != before)?;
+        self.await_object(&what, PATIENCE, &lease, |lease| lease["spec"]["renewTime"] != before)
+            .with_context(|| format!("its kubelet said last:\n{}", node.last_words(Service::Kubelet)))?;
         self.await_nodes_ready()
     }
 

@@ -11,17 +11,19 @@ use anyhow::{Context, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::hierarchy;
 use super::layout::{Machine, Prefix};
 use super::machine::{Booted, service_cgroup};
 use super::programs;
 use super::services::Service;
+use super::{PATIENCE, hierarchy};
 use crate::bed::{netns, wait_for};
 
 /// How long a killed process may take to be gone.
 const GONE: Duration = Duration::from_secs(10);
 /// Where a kubelet says that it is well.
 const KUBELET_HEALTH: u16 = 10_248;
+/// How much of a service's log is shown where it fails.
+const LAST_LINES: usize = 20;
 
 /// A machine of a cluster: a node, or the control plane.
 #[derive(Debug, Clone)]
@@ -143,26 +145,50 @@ impl Node {
         output(command.args(words)).map(drop)
     }
 
-    /// Kills a service and starts it again. A kubelet and a containerd answer when this returns: nobody here starts a
-    /// kubelet again that has found no containerd, as systemd would.
+    /// Kills a service and starts it again. A kubelet and a containerd answer when this returns.
     pub fn restart(&self, service: Service) -> anyhow::Result<()> {
         self.kill(service)?;
-        if service == Service::Kubelet {
-            // A process that is killed is gone from its cgroup before its sockets are closed.
-            let what = format!("the port of the kubelet of {} to be free", self.name());
-            wait_for(&what, GONE, || Ok(!self.listens(KUBELET_HEALTH)?))?;
-        }
-        self.start(service)?;
+        self.start_answering(service)
+    }
+
+    /// Starts a service. A kubelet and a containerd answer when this returns.
+    pub(super) fn start_answering(&self, service: Service) -> anyhow::Result<()> {
         match service {
-            Service::Kubelet => self.await_port(KUBELET_HEALTH),
-            Service::Containerd => self.await_containerd(),
-            _ => Ok(()),
+            Service::Kubelet => self
+                .start_kubelet()
+                .with_context(|| format!("it said last:\n{}", self.last_words(service))),
+            Service::Containerd => {
+                self.start(service)?;
+                self.await_containerd()
+            }
+            _ => self.start(service),
         }
+    }
+
+    /// A kubelet ends if its containerd does not answer yet or if its port is still taken. It is started again, as
+    /// systemd would.
+    fn start_kubelet(&self) -> anyhow::Result<()> {
+        // A process that is killed is gone from its cgroup before its sockets are closed.
+        let what = format!("the port of the kubelet of {} to be free", self.name());
+        wait_for(&what, GONE, || Ok(!self.listens(KUBELET_HEALTH)?))?;
+        wait_for(&format!("the kubelet of {} to answer", self.name()), PATIENCE, || {
+            if self.processes(Service::Kubelet.name())?.is_empty() {
+                self.start(Service::Kubelet)?;
+            }
+            self.listens(KUBELET_HEALTH)
+        })
     }
 
     /// What a service has said.
     pub fn log(&self, service: Service) -> String {
         fs::read_to_string(self.folder().join(format!("{service}.log"))).unwrap_or_default()
+    }
+
+    /// The last lines of what a service has said.
+    pub(super) fn last_words(&self, service: Service) -> String {
+        let log = self.log(service);
+        let lines: Vec<_> = log.lines().collect();
+        lines[lines.len().saturating_sub(LAST_LINES)..].join("\n")
     }
 
     /// Pulls the plug: everything on it is killed at once and its cgroups go. Its folders stay, as a disk would.
