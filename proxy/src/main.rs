@@ -46,6 +46,9 @@ fn run(invocation: Invocation) -> anyhow::Result<ExitCode> {
         Invocation::Probe(args) => {
             writeln!(std::io::stdout(), "{}", cli::probe(&args)?)?;
         }
+        Invocation::Certs(args) => {
+            writeln!(std::io::stdout(), "{}", cli::certs(&args)?)?;
+        }
         Invocation::Check(args) => {
             // Findings tell it where that matters.
             let _ = adit::steer::enter_host_cgroup_namespace();

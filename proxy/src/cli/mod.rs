@@ -2,8 +2,10 @@
 
 mod admin_page;
 mod args;
+mod ask;
 mod ca;
 mod certificates;
+mod certs;
 mod check;
 mod drain;
 mod file;
@@ -31,6 +33,7 @@ use crate::identity::causes_after;
 
 pub use args::{LogArgs, NodeArgs};
 pub use ca::CaCommand;
+pub use certs::{CertsArgs, CertsError, certs};
 pub use check::{CheckArgs, check};
 pub use file::FileError;
 pub use leave::LeaveArgs;
@@ -53,6 +56,8 @@ pub enum Invocation {
     Ca(Box<CaCommand>),
     /// `adit probe`.
     Probe(ProbeArgs),
+    /// `adit certs`.
+    Certs(CertsArgs),
     /// `adit check`.
     Check(Box<CheckArgs>),
     /// `adit leave`.
@@ -107,6 +112,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, Cli
         Command::Node(args) => Ok(Invocation::Node(Box::new((*args).try_into()?))),
         Command::Ca(args) => Ok(Invocation::Ca(args)),
         Command::Probe(args) => Ok(Invocation::Probe(args)),
+        Command::Certs(args) => Ok(Invocation::Certs(args)),
         Command::Check(args) => Ok(Invocation::Check(args)),
         Command::Leave(args) => Ok(Invocation::Leave(args)),
         Command::Version => Ok(Invocation::Version),
@@ -188,6 +194,8 @@ enum Command {
     Ca(Box<CaCommand>),
     /// Ask the proxy of this container whether it is ready; fails where it is not
     Probe(ProbeArgs),
+    /// Show the identities of this node and their certificates, the most urgent first
+    Certs(CertsArgs),
     /// Look at this node and its cluster: what is missing, what is in the way, and what to do
     #[command(long_about = check::LONG_ABOUT)]
     Check(Box<CheckArgs>),

@@ -206,6 +206,7 @@ impl CaClient {
             Code::Unauthenticated => IssueError::Unauthenticated { ca, reason },
             Code::PermissionDenied => IssueError::PermissionDenied { ca, reason },
             Code::DeadlineExceeded | Code::Cancelled => self.deadline_passed(),
+            Code::ResourceExhausted => IssueError::Busy { ca, reason },
             Code::OutOfRange => IssueError::Oversized { ca, reason },
             Code::InvalidArgument | Code::FailedPrecondition | Code::NotFound | Code::Unimplemented => {
                 IssueError::Rejected { ca, reason }

@@ -5,17 +5,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwapOption;
-use tokio::sync::{Notify, SemaphorePermit, watch};
+use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
+use super::queue::{Ended, Priority};
 use super::store::Shared;
-use super::{Certificate, IdentityState, IdentityStatus, IssueError, SpiffeId, backoff, refresh_after};
+use super::{Certificate, IdentityState, IdentityStatus, IssueError, SpiffeId, apart, refresh_after, retry_after};
 
 /// While a connection waits for the identity, the CA is asked at most this often.
 const DEMAND_INTERVAL: Duration = Duration::from_secs(1);
-/// After an outage is seen to be over, the identities that met it try again within this time.
-const RECOVERY_SPREAD: Duration = Duration::from_secs(2);
 
 pub(super) struct Entry {
     pub(super) id: SpiffeId,
@@ -119,103 +118,129 @@ impl Entry {
     fn is_demanded(&self) -> bool {
         self.waiters.load(Ordering::Acquire) > 0
     }
+
+    /// Waits until a connection waits.
+    async fn demanded(&self) {
+        while !self.is_demanded() {
+            self.demand.notified().await;
+        }
+    }
+
+    fn priority(&self, shared: &Shared) -> Priority {
+        if self.is_demanded() {
+            Priority::Waiting
+        } else if self.valid_at(shared.now()).is_none() {
+            Priority::Enrolled
+        } else {
+            Priority::Renewal
+        }
+    }
+}
+
+/// When the next call is due.
+#[derive(Debug, Clone, Copy)]
+enum Next {
+    /// When so much of the life of the certificate in force is over, by the wall clock. `random` is the jitter.
+    Refresh { random: f64 },
+    /// Then, after a failure.
+    Retry(Instant),
 }
 
 /// Fetches, then refreshes until the identity is forgotten. Ended by `Entry::stop`; being cancelled at any
 /// point leaves nothing behind.
 async fn keep_fresh(entry: Arc<Entry>, shared: Arc<Shared>) {
+    let mut steps = shared.steps.subscribe();
+    let mut tried = None;
     loop {
-        let permit = turn(&entry, &shared).await;
+        let turn = shared.gate.turn(entry.priority(&shared), tried, entry.demanded()).await;
         let started = Instant::now();
         let result = shared.call(&entry.id).await;
-        drop(permit);
-        let outage = result.as_ref().is_err_and(IssueError::is_outage);
-        let pause = settle(&entry, &shared, result);
+        let away = result.as_ref().is_err_and(IssueError::is_outage);
+        turn.end(if away { Ended::Away } else { Ended::Answered });
+        tried = away.then(Instant::now);
+        let next = settle(&entry, &shared, result);
         entry.attempts.send_modify(|count| *count += 1);
-        pause_before_next(&entry, &shared, started, pause, outage).await;
+        pause(&entry, &shared, started, next, &mut steps).await;
         lock(&entry.progress).next_attempt = None;
     }
 }
 
-/// Waits for a turn among the calls in flight. Some turns are kept for identities that connections wait for.
-async fn turn<'a>(entry: &Entry, shared: &'a Shared) -> Option<SemaphorePermit<'a>> {
-    let demanded = async {
-        while !entry.is_demanded() {
-            entry.demand.notified().await;
-        }
-        shared.reserved.acquire().await
-    };
-    tokio::select! {
-        biased;
-        permit = shared.turns.acquire() => permit.ok(),
-        permit = demanded => permit.ok(),
-    }
-}
-
-/// Takes in the result of an attempt and says how long to pause.
-fn settle(entry: &Entry, shared: &Shared, result: Result<Certificate, IssueError>) -> Duration {
-    let now = (shared.settings.now)();
+/// Takes in the result of an attempt and says when the next is due.
+fn settle(entry: &Entry, shared: &Shared, result: Result<Certificate, IssueError>) -> Next {
+    let now = shared.now();
     let random = (shared.settings.random)();
     let mut progress = lock(&entry.progress);
-    let pause = match result {
+    match result {
         Ok(certificate) => {
-            let pause = refresh_after(certificate.not_before(), certificate.not_after(), now, random);
+            let valid_for = certificate.not_after().duration_since(now).unwrap_or_default();
             tracing::info!(
-                identity = %entry.id, serial = %certificate.serial(), refresh_in_s = pause.as_secs(),
+                identity = %entry.id, serial = %certificate.serial(), valid_for_s = valid_for.as_secs(),
                 "certificate issued"
             );
             entry.current.store(Some(Arc::new(certificate)));
             *progress = Progress::default();
-            shared.recovered.notify_waiters();
-            pause
+            Next::Refresh { random }
         }
         Err(error) => {
             progress.failures = progress.failures.saturating_add(1);
-            let pause = backoff(progress.failures, random);
-            tracing::warn!(
-                identity = %entry.id, failures = progress.failures, retry_in_s = pause.as_secs_f32(), %error,
-                "no certificate issued"
-            );
-            progress.last_error = Some(Arc::new(error));
-            pause
+            let left = entry
+                .valid_at(now)
+                .and_then(|certificate| certificate.not_after().duration_since(now).ok());
+            let pause = retry_after(progress.failures, error.is_outage(), left, random);
+            // An outage of hours is not to fill the log.
+            if progress.failures.is_power_of_two() {
+                tracing::warn!(
+                    identity = %entry.id, failures = progress.failures, retry_in_s = pause.as_secs_f32(),
+                    valid_for_s = left.map(|left| left.as_secs()), %error,
+                    "no certificate issued"
+                );
+            }
+            let error = Arc::new(error);
+            if error.is_outage() {
+                shared.away.store(Some(error.clone()));
+            }
+            progress.last_error = Some(error);
+            Next::Retry(Instant::now() + pause)
         }
-    };
-    progress.next_attempt = now.checked_add(pause);
-    pause
+    }
 }
 
-/// Sleeps until the next attempt is due by the wall clock, or sooner: a connection waits for the identity, or
-/// another identity's success shows that an outage is over.
-async fn pause_before_next(entry: &Entry, shared: &Shared, started: Instant, pause: Duration, outage: bool) {
-    let settled = (shared.settings.now)();
-    let mut due = Instant::now() + pause;
-    let due_by_clock = settled.checked_add(pause);
-    let on_demand = started + DEMAND_INTERVAL;
+/// Sleeps until the next attempt is due, or sooner if a connection waits for the identity. After a step of the wall clock
+/// what is due is decided anew: a refresh by the certificate's life, and what failed is tried again, as the clock may
+/// have been why.
+async fn pause(entry: &Entry, shared: &Shared, started: Instant, next: Next, steps: &mut watch::Receiver<u64>) {
+    steps.mark_unchanged();
+    let mut stepped = false;
     loop {
-        let now = (shared.settings.now)();
-        let monotonic = Instant::now();
-        let unserved = entry.valid_at(now).is_none();
-        // A clock that was set back by more than a pause would otherwise postpone a refresh for ever, and
-        // one that was set forward must not leave an expired certificate until the sleep ends.
-        if monotonic >= due || due_by_clock.is_some_and(|due| now >= due) {
-            return;
-        }
-        let demanded = unserved && entry.is_demanded();
-        if demanded && monotonic >= on_demand {
-            return;
-        }
-        let wake = if demanded {
-            on_demand.min(due)
-        } else {
-            due.min(monotonic + shared.settings.clock_check)
+        let due = match next {
+            Next::Retry(_) if stepped => return,
+            Next::Retry(at) => at,
+            Next::Refresh { random } => {
+                let Some(certificate) = entry.current.load_full() else {
+                    return;
+                };
+                let now = shared.now();
+                let due = refresh_after(certificate.not_before(), certificate.not_after(), now, random);
+                let left = certificate.not_after().duration_since(now).unwrap_or_default();
+                Instant::now() + if stepped { due } else { due.max(apart(left)) }
+            }
+        };
+        lock(&entry.progress).next_attempt = shared.now().checked_add(due - Instant::now());
+        let demanded = async {
+            loop {
+                entry.demanded().await;
+                tokio::time::sleep_until(started + DEMAND_INTERVAL).await;
+                if entry.is_demanded() && entry.valid_at(shared.now()).is_none() {
+                    break;
+                }
+                entry.demand.notified().await;
+            }
         };
         tokio::select! {
-            () = tokio::time::sleep_until(wake) => {}
-            () = entry.demand.notified(), if !demanded => {}
-            () = shared.recovered.notified(), if outage => {
-                let spread = RECOVERY_SPREAD.mul_f64((shared.settings.random)().clamp(0.0, 1.0));
-                due = due.min(Instant::now() + spread);
-            }
+            () = tokio::time::sleep_until(due) => return,
+            () = demanded => return,
+            // The sender lives as long as `shared`.
+            _ = steps.changed() => stepped = true,
         }
     }
 }

@@ -54,6 +54,14 @@ pub enum IssueError {
         /// The deadline.
         seconds: u64,
     },
+    /// The CA has more to do than it will do for us.
+    #[error("{ca} is asked too much: {reason}")]
+    Busy {
+        /// The CA.
+        ca: String,
+        /// What it said.
+        reason: String,
+    },
     /// The CA calls our request wrong.
     #[error("{ca} calls our request wrong: {reason}")]
     Rejected {
@@ -107,6 +115,8 @@ pub enum CallOutcome {
     Unavailable,
     /// [`IssueError::Deadline`].
     Deadline,
+    /// [`IssueError::Busy`].
+    Busy,
     /// [`IssueError::Rejected`].
     Rejected,
     /// [`IssueError::Answer`] or [`IssueError::Oversized`].
@@ -117,12 +127,13 @@ pub enum CallOutcome {
 
 impl CallOutcome {
     /// Every outcome, in a fixed order.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Issued,
         Self::Unauthenticated,
         Self::PermissionDenied,
         Self::Unavailable,
         Self::Deadline,
+        Self::Busy,
         Self::Rejected,
         Self::BadAnswer,
         Self::Local,
@@ -136,6 +147,7 @@ impl CallOutcome {
             Self::PermissionDenied => "permission_denied",
             Self::Unavailable => "unavailable",
             Self::Deadline => "deadline",
+            Self::Busy => "busy",
             Self::Rejected => "rejected",
             Self::BadAnswer => "bad_answer",
             Self::Local => "local",
@@ -151,6 +163,7 @@ impl IssueError {
             Self::PermissionDenied { .. } => CallOutcome::PermissionDenied,
             Self::Unavailable { .. } => CallOutcome::Unavailable,
             Self::Deadline { .. } => CallOutcome::Deadline,
+            Self::Busy { .. } => CallOutcome::Busy,
             Self::Rejected { .. } => CallOutcome::Rejected,
             Self::Answer { .. } | Self::Oversized { .. } => CallOutcome::BadAnswer,
             Self::File { .. } | Self::Key(_) => CallOutcome::Local,

@@ -4,19 +4,46 @@ use std::time::{Duration, SystemTime};
 
 /// The shortest and longest wait after a failure.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(150));
+/// How far apart calls for one identity are while the CA is away.
+const AWAY_PAUSE: Duration = Duration::from_millis(500);
+/// The shortest and longest time between two renewals, give or take the jitter.
+const RENEWAL_PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 /// A refresh is due at this part of the lifetime, give or take the jitter.
 const REFRESH_AT: f64 = 0.5;
 /// How far the refresh moves either way, as a part of the lifetime, so that identities enrolled together drift apart.
 const REFRESH_JITTER: f64 = 0.05;
-/// Never sooner than this, however short the lifetimes that a CA grants.
-const REFRESH_FLOOR: Duration = Duration::from_secs(1);
 
-/// How long from `now` until a certificate is to be refreshed. `random` is uniform in 0..1.
+/// How long from `now` until a certificate is to be refreshed; zero if that is overdue, or if it is not valid yet, as the
+/// clock was set back. `random` is uniform in 0..1.
 pub fn refresh_after(not_before: SystemTime, not_after: SystemTime, now: SystemTime, random: f64) -> Duration {
+    if now < not_before {
+        return Duration::ZERO;
+    }
     let lifetime = not_after.duration_since(not_before).unwrap_or_default();
     let part = REFRESH_AT + (random.clamp(0.0, 1.0) * 2.0 - 1.0) * REFRESH_JITTER;
     let due = not_before + lifetime.mul_f64(part);
-    due.duration_since(now).unwrap_or_default().max(REFRESH_FLOOR)
+    due.duration_since(now).unwrap_or_default()
+}
+
+/// How far apart two calls for one identity are at least, however soon a refresh is due: by this node's clock, a
+/// certificate that was just issued may have little time `left`.
+pub fn apart(left: Duration) -> Duration {
+    let (shortest, longest) = RENEWAL_PAUSE;
+    (left / 4).clamp(shortest, longest)
+}
+
+/// How long to wait after a failure. `left` is how long the certificate in force is still valid, if there is one: as long
+/// as there is time, once a minute is enough; then, or without one, it is urgent. While the CA is `away`, its own queue
+/// tells when it is tried again, and this only keeps calls apart. `random` is uniform in 0..1.
+pub fn retry_after(failures: u32, away: bool, left: Option<Duration>, random: f64) -> Duration {
+    let random = random.clamp(0.0, 1.0);
+    if away {
+        return AWAY_PAUSE.mul_f64(1.0 + random);
+    }
+    match left {
+        None => backoff(failures, random),
+        Some(left) => apart(left).mul_f64(1.0 + random / 2.0),
+    }
 }
 
 /// How long to wait after the given number of failures in a row: doubling from 0.5 s to 150 s, less a random
@@ -46,11 +73,11 @@ mod tests {
             (0, 1000, 0, 0.0, 450),
             (0, 1000, 0, 1.0, 550),
             (0, 1000, 200, 0.5, 300),
-            // Past due, or a clock that jumped: soon, but never in a tight loop.
-            (0, 1000, 600, 0.5, 1),
-            (0, 1000, 5000, 0.5, 1),
-            (0, 1, 0, 0.5, 1),
-            (1000, 0, 0, 0.5, 1000),
+            (0, 1000, 600, 0.5, 0),
+            (0, 1000, 5000, 0.5, 0),
+            (1000, 2000, 999, 0.5, 0),
+            (1000, 0, 0, 0.5, 0),
+            (1000, 0, 1001, 0.5, 0),
             (0, 1000, 0, 7.0, 550),
         ] {
             assert_eq!(
@@ -58,6 +85,35 @@ mod tests {
                 Duration::from_secs(seconds),
                 "{not_before}..{not_after} at {now}, {random}"
             );
+        }
+    }
+
+    #[test]
+    fn a_renewal_that_failed_is_tried_once_a_minute_and_more_often_the_less_time_is_left() {
+        let secs = Duration::from_secs;
+        for (left, random, pause) in [
+            (secs(86_400), 0.0, secs(60)),
+            (secs(86_400), 1.0, secs(90)),
+            (secs(240), 0.0, secs(60)),
+            (secs(100), 0.0, secs(25)),
+            (secs(20), 0.5, Duration::from_millis(6250)),
+            (secs(3), 0.0, secs(1)),
+            (secs(0), 0.0, secs(1)),
+        ] {
+            for failures in [1, 2, 100] {
+                assert_eq!(retry_after(failures, false, Some(left), random), pause, "{left:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn without_a_certificate_it_is_urgent_and_who_is_away_is_asked_again_by_the_queue() {
+        for failures in [1, 5, 30] {
+            assert_eq!(retry_after(failures, false, None, 0.3), backoff(failures, 0.3));
+            for left in [None, Some(Duration::from_secs(86_400))] {
+                assert_eq!(retry_after(failures, true, left, 0.0), Duration::from_millis(500));
+                assert_eq!(retry_after(failures, true, left, 1.0), Duration::from_secs(1));
+            }
         }
     }
 

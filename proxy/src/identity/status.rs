@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
 
@@ -67,6 +67,8 @@ pub struct StoreStats {
     pub calls: Vec<(CallOutcome, u64)>,
     /// Calls in flight now.
     pub in_flight: usize,
+    /// For how long the CA has been away, if it is.
+    pub away: Option<Duration>,
     /// Enrolled identities now.
     pub identities: usize,
 }

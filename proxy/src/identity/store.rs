@@ -7,14 +7,20 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
+use arc_swap::ArcSwapOption;
 use thiserror::Error;
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use super::entry::Entry;
+use super::gate::{Gate, Random};
 use super::status::Counters;
 use super::{CallOutcome, Certificate, IdentityLease, IdentityStatus, IssueError, Issuer, SpiffeId, StoreStats};
+
+/// What the wall clock may gain or lose between two looks without having been stepped.
+const CLOCK_TOLERANCE: Duration = Duration::from_millis(500);
 
 /// How the store behaves, and the clock and chance that it goes by.
 #[derive(Clone)]
@@ -29,7 +35,7 @@ pub struct StoreSettings {
     /// The wall clock.
     pub now: Arc<dyn Fn() -> SystemTime + Send + Sync>,
     /// Uniform in 0..1.
-    pub random: Arc<dyn Fn() -> f64 + Send + Sync>,
+    pub random: Random,
 }
 
 impl Default for StoreSettings {
@@ -89,11 +95,19 @@ pub(super) struct Shared {
     issuer: Arc<dyn Issuer>,
     pub(super) settings: StoreSettings,
     pub(super) runtime: Handle,
-    pub(super) turns: Semaphore,
-    pub(super) reserved: Semaphore,
-    /// Told whenever the CA has issued something.
-    pub(super) recovered: Notify,
+    pub(super) gate: Gate,
+    /// How the CA was found away last.
+    pub(super) away: ArcSwapOption<IssueError>,
+    /// Counts the steps of the wall clock.
+    pub(super) steps: watch::Sender<u64>,
+    clock: AbortHandle,
     counters: Counters,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.clock.abort();
+    }
 }
 
 impl Shared {
@@ -107,27 +121,33 @@ impl Shared {
         result
     }
 
-    fn free_turns(&self) -> usize {
-        self.turns.available_permits() + self.reserved.available_permits()
+    pub(super) fn now(&self) -> SystemTime {
+        (self.settings.now)()
+    }
+
+    /// Why the CA is taken to be away, if it is: what holds up those, too, for whom it was not asked yet.
+    fn why_away(&self) -> Option<Arc<IssueError>> {
+        self.gate.away_since()?;
+        self.away.load_full()
     }
 }
 
 impl CertStore {
     /// Makes an empty store. Must be called within the tokio runtime that is to run the calls to the CA.
     pub fn new(issuer: Arc<dyn Issuer>, settings: StoreSettings) -> Self {
-        let total = settings.concurrency.max(2);
-        let reserved = (total / 4).max(1);
+        let runtime = Handle::current();
+        let steps = watch::Sender::new(0);
         let shared = Shared {
             issuer,
-            runtime: Handle::current(),
-            turns: Semaphore::new(total - reserved),
-            reserved: Semaphore::new(reserved),
-            recovered: Notify::new(),
+            gate: Gate::new(settings.concurrency, settings.random.clone(), &runtime),
+            clock: runtime
+                .spawn(watch_clock(settings.clone(), steps.clone()))
+                .abort_handle(),
+            away: ArcSwapOption::empty(),
+            steps,
             counters: Counters::default(),
-            settings: StoreSettings {
-                concurrency: total,
-                ..settings
-            },
+            runtime,
+            settings,
         };
         Self {
             entries: Arc::default(),
@@ -168,7 +188,7 @@ impl CertStore {
                 return Err(IdentityError::NotEnrolled(id.clone()));
             }
             if tokio::time::timeout_at(deadline, attempts.changed()).await.is_err() {
-                let reason = entry.last_error();
+                let reason = entry.last_error().or_else(|| self.shared.why_away());
                 return Err(IdentityError::Unavailable {
                     id: id.clone(),
                     waited: started.elapsed(),
@@ -202,11 +222,8 @@ impl CertStore {
     pub fn stats(&self) -> StoreStats {
         StoreStats {
             calls: self.shared.counters.read(),
-            in_flight: self
-                .shared
-                .settings
-                .concurrency
-                .saturating_sub(self.shared.free_turns()),
+            in_flight: self.shared.gate.in_flight(),
+            away: self.shared.gate.away_since().map(|since| since.elapsed()),
             identities: self.entries.read().unwrap_or_else(PoisonError::into_inner).len(),
         }
     }
@@ -237,7 +254,29 @@ impl CertStore {
     }
 
     fn now(&self) -> SystemTime {
-        (self.shared.settings.now)()
+        self.shared.now()
+    }
+}
+
+/// Tells of steps of the wall clock, which time that a suspended machine has slept is one of.
+async fn watch_clock(settings: StoreSettings, steps: watch::Sender<u64>) {
+    loop {
+        let (wall, monotonic) = ((settings.now)(), Instant::now());
+        tokio::time::sleep(settings.clock_check).await;
+        let expected = wall + monotonic.elapsed();
+        let now = (settings.now)();
+        let (step, ahead) = match now.duration_since(expected) {
+            Ok(step) => (step, true),
+            Err(back) => (back.duration(), false),
+        };
+        if step > CLOCK_TOLERANCE {
+            let seconds = step.as_secs_f32() * if ahead { 1.0 } else { -1.0 };
+            tracing::info!(
+                seconds,
+                "the wall clock was stepped: what certificates are due is decided anew"
+            );
+            steps.send_modify(|count| *count += 1);
+        }
     }
 }
 
@@ -248,3 +287,6 @@ impl fmt::Debug for CertStore {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;

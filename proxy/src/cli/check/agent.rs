@@ -1,15 +1,12 @@
 //! What is found of the agent that runs on this node, and what it says of the pods.
 
-use std::io::{self, Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
-use std::time::Duration;
+use std::io;
+use std::net::SocketAddr;
 
 use serde::Deserialize;
 
+use super::super::ask;
 use super::finding::{Finding, Level};
-
-/// How long the agent may take to answer.
-const DEADLINE: Duration = Duration::from_secs(3);
 
 /// A pod, as the agent says that it stands.
 #[derive(Debug, Clone, Deserialize)]
@@ -36,33 +33,17 @@ pub(super) struct AgentFacts {
 
 /// Asks the agent. Blocks for a few seconds at most.
 pub(super) fn ask(address: SocketAddr, in_force: bool) -> AgentFacts {
-    let ready = get(address, "/healthz/ready").map(|(code, body)| match code {
+    let ready = ask::get(address, "/healthz/ready").map(|(code, body)| match code {
         200 => Ok(()),
         _ => Err(body.lines().collect::<Vec<_>>().join("; ")),
     });
-    let pods = get(address, "/debug/state?section=capture").and_then(|(code, body)| match code {
-        200 => serde_json::from_str(&body).map_err(io::Error::other),
-        _ => Err(io::Error::other(body.trim_end().to_owned())),
-    });
+    let pods = ask::section(address, "capture");
     AgentFacts {
         address,
         ready,
         pods,
         in_force,
     }
-}
-
-fn get(address: SocketAddr, path: &str) -> io::Result<(u16, String)> {
-    let mut stream = TcpStream::connect_timeout(&address, DEADLINE)?;
-    stream.set_read_timeout(Some(DEADLINE))?;
-    stream.set_write_timeout(Some(DEADLINE))?;
-    stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes())?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
-    let code = head.split(' ').nth(1).and_then(|code| code.parse().ok());
-    let code = code.ok_or_else(|| io::Error::other("the answer is no HTTP"))?;
-    Ok((code, body.to_owned()))
 }
 
 pub(super) fn agent(facts: &AgentFacts) -> Finding {
