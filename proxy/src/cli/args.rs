@@ -70,6 +70,13 @@ pub struct LogArgs {
     pub log_format: LogFormat,
 }
 
+/// With one of these there is no authority.
+const WITHOUT_CA: [&str; 2] = ["uninstall", "certificate_folder"];
+const UNUSED_WITHOUT_CA: [(&str, ArgPredicate, &str); 2] = [
+    (WITHOUT_CA[0], ArgPredicate::IsPresent, UNUSED),
+    (WITHOUT_CA[1], ArgPredicate::IsPresent, UNUSED),
+];
+
 /// Whether something is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum Switch {
@@ -133,15 +140,20 @@ pub struct NodeArgs {
           default_value = "kubelet")]
     pub(super) kubelet_command: String,
 
+    /// Take certificates from files that another system keeps fresh, and from no authority: tls.crt, tls.key and ca.crt in
+    /// PATH/NAMESPACE/SERVICE-ACCOUNT for each identity
+    #[arg(long, value_name = "PATH", env = "ADIT_CERTIFICATE_FOLDER", help_heading = CA_HEADING)]
+    pub(super) certificate_folder: Option<PathBuf>,
+
     /// The certificate authority, as https://host:port
     #[arg(long, value_name = "URL", env = "ADIT_CA_ADDRESS", help_heading = CA_HEADING,
           value_parser = NonEmptyStringValueParser::new(),
-          required = false, required_unless_present = "uninstall", default_value_if("uninstall", ArgPredicate::IsPresent, UNUSED))]
+          required = false, required_unless_present_any = WITHOUT_CA, default_value_ifs(UNUSED_WITHOUT_CA))]
     pub(super) ca_address: String,
 
     /// PEM file of the roots that the authority's own server certificate must chain to
     #[arg(long, value_name = "FILE", env = "ADIT_CA_ROOT", help_heading = CA_HEADING,
-          required = false, required_unless_present = "uninstall", default_value_if("uninstall", ArgPredicate::IsPresent, UNUSED))]
+          required = false, required_unless_present_any = WITHOUT_CA, default_value_ifs(UNUSED_WITHOUT_CA))]
     pub(super) ca_root: PathBuf,
 
     /// File of the token that proves to the authority which node this is; read anew for each request

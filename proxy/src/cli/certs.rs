@@ -101,10 +101,19 @@ fn sorted(mut certificates: Vec<Certificate>, pods: Vec<Pod>, now: SystemTime) -
 }
 
 fn table(certificates: &[Certificate], now: SystemTime) -> String {
-    let mut rows = vec![["IDENTITY", "STATE", "SERIAL", "AGE", "EXPIRES", "REFRESH", "ROOT", "PODS"].map(String::from)];
+    let mut rows = vec![
+        [
+            "IDENTITY", "STATE", "SERIAL", "AGE", "EXPIRES", "REFRESH", "ROOT", "PODS",
+        ]
+        .map(String::from),
+    ];
     for one in certificates {
         let until = |time: &Option<String>| time.as_deref().map_or("-".into(), |time| in_words(time, now));
-        let short = |text: &Option<String>| text.as_deref().map_or("-", |text| text.get(..8).unwrap_or(text)).to_owned();
+        let short = |text: &Option<String>| {
+            text.as_deref()
+                .map_or("-", |text| text.get(..8).unwrap_or(text))
+                .to_owned()
+        };
         rows.push([
             one.identity.clone(),
             one.state.clone(),
@@ -119,7 +128,10 @@ fn table(certificates: &[Certificate], now: SystemTime) -> String {
     let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
     let widths: Vec<_> = (0..rows[0].len()).map(width).collect();
     let mut text = String::new();
-    for (row, about) in rows.iter().zip(std::iter::once(None).chain(certificates.iter().map(Some))) {
+    for (row, about) in rows
+        .iter()
+        .zip(std::iter::once(None).chain(certificates.iter().map(Some)))
+    {
         let mut line = String::new();
         for (cell, width) in row.iter().zip(&widths) {
             let _ = write!(line, "{cell:width$}  ");
@@ -157,7 +169,11 @@ fn in_words(time: &str, now: SystemTime) -> String {
         7200..172_800 => format!("{}h{}m", seconds / 3600, seconds / 60 % 60),
         _ => format!("{}d{}h", seconds / 86_400, seconds / 3600 % 24),
     };
-    if left < 0 { format!("{words} ago") } else { format!("in {words}") }
+    if left < 0 {
+        format!("{words} ago")
+    } else {
+        format!("in {words}")
+    }
 }
 
 #[cfg(test)]
@@ -211,13 +227,23 @@ mod tests {
         ];
         let all = sorted(all, pods, at(3600));
         let order: Vec<_> = all.iter().map(|one| one.identity.as_str()).collect();
-        let expected = ["none-for-many", "none", "failing", "pending", "valid-short", "valid-long"];
+        let expected = [
+            "none-for-many",
+            "none",
+            "failing",
+            "pending",
+            "valid-short",
+            "valid-long",
+        ];
         assert_eq!(order, expected);
         assert_eq!(all[0].pods, ["shop/a", "shop/b"]);
         let text = table(&all, at(3600));
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines.len(), 1 + all.len() + 1, "{text}");
-        assert!(lines[1].ends_with("shop/a,shop/b") && lines[1].contains("01234567 "), "{text}");
+        assert!(
+            lines[1].ends_with("shop/a,shop/b") && lines[1].contains("01234567 "),
+            "{text}"
+        );
         assert!(lines[3].contains("60m ago") && lines[3].contains("in 60m"), "{text}");
         assert_eq!(lines[4], "    the CA is away");
     }
@@ -228,7 +254,10 @@ mod tests {
             "not_before": null, "not_after": null, "next_refresh": null, "last_error": null}]"#;
         let all: Vec<Certificate> = serde_json::from_str(shown).unwrap();
         assert_eq!(all[0].serial.as_deref(), Some("ab"));
-        assert_eq!(table(&[], at(0)).lines().last(), Some("no pod of this node is in the mesh"));
+        assert_eq!(
+            table(&[], at(0)).lines().last(),
+            Some("no pod of this node is in the mesh")
+        );
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Arguments, environment and configuration file to a running process.
 
 mod admin_page;
+mod alarm;
 mod args;
 mod ask;
 mod ca;

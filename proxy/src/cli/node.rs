@@ -12,6 +12,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::admin_page::AdminPage;
+use super::alarm;
 use super::args::{AUTO, StartupMode};
 use super::certificates::{fetch_certificates, first_certificate};
 use super::drain::{Drain, StopSignals};
@@ -25,7 +26,7 @@ use super::values::BpfLog;
 use crate::admin::{AdminState, Readiness, StateSections};
 use crate::dataplane::{Dataplane, DataplaneSettings, DirectConnections, Verdicts, Workers};
 use crate::hbone::HboneSettings;
-use crate::identity::{CaClient, CaSettings, CertStore, StoreSettings};
+use crate::identity::{CaClient, CaSettings, CertStore, CertificateFolder, Issuer, StoreSettings};
 use crate::mesh::source::StatusHandle;
 use crate::mesh::source::kubernetes::View;
 use crate::mesh::source::kubernetes::events::{Event, Events, Regarding, Reporter};
@@ -244,6 +245,7 @@ pub async fn run(mut settings: NodeSettings) -> anyhow::Result<()> {
             });
         }
     }
+    tokio::spawn(alarm::watch(certs.clone(), settings.node_name.clone(), events.clone()));
     let complain = move |pod: &Workload, reason: &'static str, message: &str| {
         tracing::info!("pod {}/{}: {reason}: {message}", pod.namespace, pod.name);
         let regarding = Regarding::pod(&pod.namespace, &pod.name, &pod.uid);
@@ -435,20 +437,23 @@ impl KubeletKeeper {
 
 fn cert_store(settings: &NodeSettings) -> anyhow::Result<CertStore> {
     let ca = &settings.ca;
-    let client = CaClient::new(CaSettings {
-        address: ca.address.clone(),
-        root: ca.root.clone(),
-        server_name: ca.server_name.clone(),
-        token: ca.token.clone(),
-        cluster_id: ca.cluster_id.clone(),
-        ttl: ca.certificate_ttl,
-        ..CaSettings::default()
-    })?;
+    let issuer: Arc<dyn Issuer> = match &settings.certificate_folder {
+        Some(folder) => Arc::new(CertificateFolder::new(folder.clone())),
+        None => Arc::new(CaClient::new(CaSettings {
+            address: ca.address.clone(),
+            root: ca.root.clone(),
+            server_name: ca.server_name.clone(),
+            token: ca.token.clone(),
+            cluster_id: ca.cluster_id.clone(),
+            ttl: ca.certificate_ttl,
+            ..CaSettings::default()
+        })?),
+    };
     let store = StoreSettings {
         wait: settings.identity_wait,
         ..StoreSettings::default()
     };
-    Ok(CertStore::new(Arc::new(client), store))
+    Ok(CertStore::new(issuer, store))
 }
 
 fn hbone_settings(settings: &NodeSettings) -> HboneSettings {

@@ -80,6 +80,8 @@ pub struct NodeSettings {
     pub bpf_dir: PathBuf,
     /// The folder of the socket by which one process hands over to the next.
     pub run_dir: PathBuf,
+    /// Where certificates are taken from instead of an authority.
+    pub certificate_folder: Option<PathBuf>,
     /// The certificate authority.
     pub ca: CaClientSettings,
     /// How long a connection waits for a certificate that is not there yet.
@@ -125,7 +127,7 @@ impl TryFrom<NodeArgs> for NodeSettings {
         if !args.admin.ip().is_loopback() {
             return Err(SettingsError::AdminNotLoopback(args.admin));
         }
-        if !is_authority(&args.ca_address) {
+        if args.certificate_folder.is_none() && !is_authority(&args.ca_address) {
             return Err(SettingsError::CaAddress(args.ca_address));
         }
         let connection_window = args
@@ -148,6 +150,7 @@ impl TryFrom<NodeArgs> for NodeSettings {
             kubelet_command: args.kubelet_command,
             bpf_dir: args.bpf_dir,
             run_dir: args.run_dir,
+            certificate_folder: args.certificate_folder,
             ca: CaClientSettings {
                 address: args.ca_address,
                 root: args.ca_root,

@@ -19,7 +19,7 @@ use tonic::{Code, Request, Status};
 use super::chain::MAX_CHAIN_BYTES;
 use super::proto::istio_certificate_service_client::IstioCertificateServiceClient;
 use super::proto::{IMPERSONATED_IDENTITY, IstioCertificateRequest};
-use super::{BoxFuture, Certificate, IssueError, Issuer, PrivateKey, SpiffeId};
+use super::{BoxFuture, Certificate, IssueError, Issued, Issuer, PrivateKey, SpiffeId};
 
 /// The largest token and root files read.
 const MAX_TOKEN_BYTES: u64 = 16 * 1024;
@@ -224,14 +224,15 @@ impl CaClient {
 }
 
 impl Issuer for CaClient {
-    fn issue<'a>(&'a self, id: &'a SpiffeId) -> BoxFuture<'a, Result<Certificate, IssueError>> {
+    fn issue<'a>(&'a self, id: &'a SpiffeId) -> BoxFuture<'a, Result<Issued, IssueError>> {
         Box::pin(async move {
             let result = tokio::time::timeout(self.settings.deadline, self.call(id)).await;
-            result.unwrap_or_else(|_| {
+            let result = result.unwrap_or_else(|_| {
                 // The connection may be black-holed: the next call makes a new one.
                 *self.channel.lock().unwrap_or_else(PoisonError::into_inner) = None;
                 Err(self.deadline_passed())
-            })
+            });
+            result.map(Issued::from)
         })
     }
 
@@ -240,7 +241,7 @@ impl Issuer for CaClient {
     }
 }
 
-async fn read_bounded(what: &'static str, path: &Path, limit: u64) -> Result<Vec<u8>, IssueError> {
+pub(super) async fn read_bounded(what: &'static str, path: &Path, limit: u64) -> Result<Vec<u8>, IssueError> {
     let failed = |e: std::io::Error| file_error(what, path, &e.to_string());
     let mut content = Vec::new();
     let file = tokio::fs::File::open(path).await.map_err(failed)?;
@@ -251,7 +252,7 @@ async fn read_bounded(what: &'static str, path: &Path, limit: u64) -> Result<Vec
     Ok(content)
 }
 
-fn file_error(what: &'static str, path: &Path, reason: &str) -> IssueError {
+pub(super) fn file_error(what: &'static str, path: &Path, reason: &str) -> IssueError {
     IssueError::File {
         what,
         path: path.display().to_string(),
@@ -260,7 +261,7 @@ fn file_error(what: &'static str, path: &Path, reason: &str) -> IssueError {
 }
 
 /// The peer's words, cut and without control characters, and the causes below them.
-fn describe_status(status: &Status) -> String {
+pub(super) fn describe_status(status: &Status) -> String {
     let mut text = status.message().to_string();
     if let Some(cause) = status.source() {
         let _ = write!(text, ": {}", causes(cause));
@@ -296,3 +297,6 @@ pub(crate) fn causes_after(error: &dyn std::error::Error, before: &str) -> Strin
     }
     text
 }
+
+#[cfg(test)]
+mod tests;

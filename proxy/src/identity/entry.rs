@@ -11,7 +11,10 @@ use tokio::time::Instant;
 
 use super::queue::{Ended, Priority};
 use super::store::Shared;
-use super::{Certificate, IdentityState, IdentityStatus, IssueError, SpiffeId, apart, refresh_after, retry_after};
+use super::{
+    BoxFuture, Certificate, IdentityState, IdentityStatus, IssueError, Issued, SpiffeId, apart, refresh_after,
+    retry_after,
+};
 
 /// While a connection waits for the identity, the CA is asked at most this often.
 const DEMAND_INTERVAL: Duration = Duration::from_secs(1);
@@ -158,9 +161,17 @@ async fn keep_fresh(entry: Arc<Entry>, shared: Arc<Shared>) {
         let away = result.as_ref().is_err_and(IssueError::is_outage);
         turn.end(if away { Ended::Away } else { Ended::Answered });
         tried = away.then(Instant::now);
+        let (result, changed) = match result {
+            Ok(Issued { certificate, changed }) => (Ok(certificate), changed),
+            Err(error) => (Err(error), Box::pin(std::future::pending()) as BoxFuture<'static, ()>),
+        };
         let next = settle(&entry, &shared, result);
         entry.attempts.send_modify(|count| *count += 1);
-        pause(&entry, &shared, started, next, &mut steps).await;
+        tokio::select! {
+            () = pause(&entry, &shared, started, next, &mut steps) => {}
+            // The source says so.
+            () = changed => tokio::time::sleep_until(started + DEMAND_INTERVAL).await,
+        }
         lock(&entry.progress).next_attempt = None;
     }
 }

@@ -12,11 +12,28 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// A source of certificates.
 pub trait Issuer: Send + Sync {
-    /// Makes a fresh key and has it certified for `id`. Dropping the future gives the call up.
-    fn issue<'a>(&'a self, id: &'a SpiffeId) -> BoxFuture<'a, Result<Certificate, IssueError>>;
+    /// Gets a certificate for `id` with a key of its own. Dropping the future gives the call up.
+    fn issue<'a>(&'a self, id: &'a SpiffeId) -> BoxFuture<'a, Result<Issued, IssueError>>;
 
     /// Where certificates come from, for logs and state dumps.
     fn describe(&self) -> String;
+}
+
+/// A certificate from its source.
+pub struct Issued {
+    /// The certificate.
+    pub certificate: Certificate,
+    /// Ready when the source has another one; never for one that is only asked.
+    pub changed: BoxFuture<'static, ()>,
+}
+
+impl From<Certificate> for Issued {
+    fn from(certificate: Certificate) -> Self {
+        Self {
+            certificate,
+            changed: Box::pin(std::future::pending()),
+        }
+    }
 }
 
 /// Why no certificate was issued.

@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use rcgen::{CertificateParams, DistinguishedName, KeyPair, PublicKeyData, SanType};
 use rustls::sign::SigningKey;
+use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use thiserror::Error;
 use zeroize::Zeroize;
 
 use super::SpiffeId;
 
-/// Why a key could not be made or used. Neither happens on a sound system.
+/// Why a key could not be made or used. But for [`KeyError::Read`] it does not happen on a sound system.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum KeyError {
     /// The random generator or the cryptographic library failed.
@@ -25,12 +26,15 @@ pub enum KeyError {
         /// What the encoder said.
         reason: String,
     },
+    /// What was handed over is not a key that can be used.
+    #[error("not a private key that can be used: {0}")]
+    Read(String),
     /// The TLS library refuses the key.
     #[error("the TLS library refuses the key: {0}")]
     Use(String),
 }
 
-/// An ECDSA P-256 private key that never leaves the process. Its encoded form is wiped on drop; the TLS
+/// A private key that never leaves the process; ECDSA P-256 where it is made here. Its encoded form is wiped on drop; the TLS
 /// library's copy is wiped when the last connection that uses it is gone.
 pub struct PrivateKey(KeyPair);
 
@@ -40,6 +44,19 @@ impl PrivateKey {
         KeyPair::generate()
             .map(Self)
             .map_err(|e| KeyError::Generate(e.to_string()))
+    }
+
+    /// A key that another system has made, PEM.
+    pub fn from_pem(pem: &[u8]) -> Result<Self, KeyError> {
+        let failed = |reason: &dyn fmt::Display| KeyError::Read(reason.to_string());
+        let der = PrivateKeyDer::from_pem_slice(pem).map_err(|e| failed(&e))?;
+        KeyPair::try_from(&der).map(Self).map_err(|e| failed(&e))
+    }
+
+    /// The key, PEM.
+    #[cfg(test)]
+    pub(crate) fn to_pem(&self) -> String {
+        self.0.serialize_pem()
     }
 
     /// A PEM signing request for this key with an empty subject and `id` as its only alternative name.
@@ -65,7 +82,7 @@ impl PrivateKey {
     /// The key in the form that TLS signs with.
     pub(crate) fn signing_key(&self) -> Result<Arc<dyn SigningKey>, KeyError> {
         let der = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(self.0.serialized_der()));
-        rustls::crypto::aws_lc_rs::sign::any_ecdsa_type(&der).map_err(|e| KeyError::Use(e.to_string()))
+        rustls::crypto::aws_lc_rs::sign::any_supported_type(&der).map_err(|e| KeyError::Use(e.to_string()))
     }
 }
 

@@ -8,6 +8,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwapOption;
+use prometheus_client::metrics::histogram::Histogram;
 use thiserror::Error;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -17,8 +18,12 @@ use tokio::time::Instant;
 use super::entry::Entry;
 use super::gate::{Gate, Random};
 use super::status::Counters;
-use super::{CallOutcome, Certificate, IdentityLease, IdentityStatus, IssueError, Issuer, SpiffeId, StoreStats};
+use super::{
+    CallOutcome, Certificate, IdentityLease, IdentityStatus, IssueError, Issued, Issuer, SpiffeId, StoreStats,
+};
 
+/// Seconds: from a CA on the same machine to a call's deadline.
+const LATENCY_BUCKETS: [f64; 10] = [0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 2.5, 5.0];
 /// What the wall clock may gain or lose between two looks without having been stepped.
 const CLOCK_TOLERANCE: Duration = Duration::from_millis(500);
 
@@ -102,6 +107,7 @@ pub(super) struct Shared {
     pub(super) steps: watch::Sender<u64>,
     clock: AbortHandle,
     counters: Counters,
+    latency: Histogram,
 }
 
 impl Drop for Shared {
@@ -111,8 +117,10 @@ impl Drop for Shared {
 }
 
 impl Shared {
-    pub(super) async fn call(&self, id: &SpiffeId) -> Result<Certificate, IssueError> {
+    pub(super) async fn call(&self, id: &SpiffeId) -> Result<Issued, IssueError> {
+        let begin = Instant::now();
         let result = self.issuer.issue(id).await;
+        self.latency.observe(begin.elapsed().as_secs_f64());
         self.counters.count(
             result
                 .as_ref()
@@ -146,6 +154,7 @@ impl CertStore {
             away: ArcSwapOption::empty(),
             steps,
             counters: Counters::default(),
+            latency: Histogram::new(LATENCY_BUCKETS),
             runtime,
             settings,
         };
@@ -226,6 +235,11 @@ impl CertStore {
             away: self.shared.gate.away_since().map(|since| since.elapsed()),
             identities: self.entries.read().unwrap_or_else(PoisonError::into_inner).len(),
         }
+    }
+
+    /// How long calls to the CA took, in seconds.
+    pub fn call_latency(&self) -> &Histogram {
+        &self.shared.latency
     }
 
     /// Where certificates come from.

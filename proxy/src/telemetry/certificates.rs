@@ -1,8 +1,9 @@
 //! What telemetry shows of the certificate store, which it knows by this view alone.
 
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
+use prometheus_client::metrics::histogram::Histogram;
 use serde_json::{Value, json};
 
 use super::line::Rfc3339;
@@ -79,6 +80,10 @@ pub trait CertificateView: Send + Sync {
     fn statuses(&self) -> Vec<CertificateStatus>;
     /// Calls to the authority since the start, by result. The results are few and fixed words, such as `success`.
     fn ca_calls(&self) -> Vec<(&'static str, u64)>;
+    /// How long these took, in seconds; none where none are made.
+    fn ca_latency(&self) -> Option<Histogram>;
+    /// For how long the authority has been away, if it is.
+    fn ca_away(&self) -> Option<Duration>;
 }
 
 impl CertificateView for CertStore {
@@ -111,6 +116,14 @@ impl CertificateView for CertStore {
             .map(|(outcome, count)| (outcome.as_str(), count))
             .collect()
     }
+
+    fn ca_latency(&self) -> Option<Histogram> {
+        Some(self.call_latency().clone())
+    }
+
+    fn ca_away(&self) -> Option<Duration> {
+        self.stats().away
+    }
 }
 
 /// A store without certificates.
@@ -124,5 +137,13 @@ impl CertificateView for NoCertificates {
 
     fn ca_calls(&self) -> Vec<(&'static str, u64)> {
         Vec::new()
+    }
+
+    fn ca_latency(&self) -> Option<Histogram> {
+        None
+    }
+
+    fn ca_away(&self) -> Option<Duration> {
+        None
     }
 }

@@ -227,6 +227,19 @@ impl Metrics {
             .into_iter()
             .map(|(result, count)| ([("result", result)], count));
         page.counters("adit_ca_calls", "Requests to the certificate authority.", calls)?;
+        if let Some(latency) = self.0.certificates.ca_latency() {
+            let help = "Time of requests to the certificate authority.";
+            let metric = page
+                .0
+                .encode_descriptor("adit_ca_call_seconds", help, None, MetricType::Histogram)?;
+            latency.encode(metric)?;
+        }
+        let away = self.0.certificates.ca_away().unwrap_or_default();
+        page.gauge(
+            "adit_ca_away_seconds",
+            "For how long the certificate authority has not answered.",
+            Some(away.as_secs_f64()),
+        )?;
         let statuses = self.0.certificates.statuses();
         let of_state = |state| statuses.iter().filter(move |status| status.state == state);
         page.gauges(

@@ -121,6 +121,14 @@ impl CertificateView for OneCertificate {
     fn ca_calls(&self) -> Vec<(&'static str, u64)> {
         vec![("success", 3), ("unavailable", 1)]
     }
+
+    fn ca_latency(&self) -> Option<Histogram> {
+        Some(Histogram::new([1.0]))
+    }
+
+    fn ca_away(&self) -> Option<Duration> {
+        Some(Duration::from_secs(7))
+    }
 }
 
 fn telemetry() -> (Arc<Telemetry>, Sink) {
@@ -338,5 +346,30 @@ fn the_documentation_names_every_metric() {
             names.contains(&name),
             "docs/metrics.md has {name}, which does not exist"
         );
+    }
+}
+
+#[test]
+fn alerts_name_metrics_that_there_are_and_say_what_to_do() {
+    const RULES: &str = include_str!("../../../deploy/alerts.yaml");
+    const EXPLAINED: &str = include_str!("../../../docs/metrics.md");
+    let rules: serde_json::Value = serde_saphyr::from_str(RULES).unwrap();
+    let groups = rules["groups"].as_array().unwrap().iter();
+    let rules: Vec<_> = groups.flat_map(|group| group["rules"].as_array().unwrap()).collect();
+    assert!(rules.len() >= 9);
+    for rule in rules {
+        let expression = rule["expr"].as_str().unwrap();
+        let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        let metrics: Vec<_> = words.filter(|word| word.starts_with("adit_")).collect();
+        assert!(!metrics.is_empty(), "{expression}");
+        for metric in metrics {
+            assert!(
+                EXPLAINED.contains(&format!("| `{metric}` |")),
+                "{metric} is not in docs/metrics.md"
+            );
+        }
+        let description = rule["annotations"]["description"].as_str().unwrap();
+        assert!(description.len() > 100, "{description}");
+        assert!(rule["labels"]["severity"].is_string() && rule["annotations"]["summary"].is_string());
     }
 }

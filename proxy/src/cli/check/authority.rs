@@ -1,7 +1,7 @@
 //! What is found of the certificate authority, by really asking it for a certificate.
 
 use super::finding::Finding;
-use crate::identity::{CaClient, CaSettings, Certificate, IssueError, Issuer as _, SpiffeId, TrustDomain};
+use crate::identity::{CaClient, CaSettings, IssueError, Issuer as _, SpiffeId, TrustDomain};
 
 /// Namespace and account of an identity that nobody has.
 const NOBODY: &str = "adit-check";
@@ -28,7 +28,7 @@ pub(super) async fn ask(
     };
     let id = id.map_err(|error| error.to_string())?;
     let client = CaClient::new(settings).map_err(|error| error.to_string())?;
-    let answer: Result<Certificate, IssueError> = client.issue(&id).await;
+    let answer = client.issue(&id).await;
     Ok(AuthorityFacts {
         address,
         identity: identity.map(str::to_owned),

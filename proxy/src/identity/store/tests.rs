@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicI64, AtomicUsize};
 
 use super::*;
 use crate::identity::testing::{LeafOptions, TestCa, id};
-use crate::identity::{BoxFuture, IdentityState, PrivateKey};
+use crate::identity::{BoxFuture, IdentityState, Issued, PrivateKey};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -71,7 +71,7 @@ impl Drop for InFlight<'_> {
 }
 
 impl Issuer for ScriptedCa {
-    fn issue<'a>(&'a self, id: &'a SpiffeId) -> BoxFuture<'a, Result<Certificate, IssueError>> {
+    fn issue<'a>(&'a self, id: &'a SpiffeId) -> BoxFuture<'a, Result<Issued, IssueError>> {
         Box::pin(async move {
             self.calls.lock().unwrap().push((id.clone(), Instant::now()));
             let now = self.in_flight.fetch_add(1, Ordering::Relaxed) + 1;
@@ -102,7 +102,10 @@ impl Issuer for ScriptedCa {
                 ..LeafOptions::default()
             };
             let chain = self.ca.sign(id, &key.public_key(), options);
-            Certificate::new_at(id, &chain, key, self.node.now()).map_err(|reason| IssueError::Answer { ca, reason })
+            let certificate = Certificate::new_at(id, &chain, key, self.node.now());
+            certificate
+                .map(Issued::from)
+                .map_err(|reason| IssueError::Answer { ca, reason })
         })
     }
 
