@@ -49,8 +49,10 @@ impl PrivateKey {
     /// A key that another system has made, PEM.
     pub fn from_pem(pem: &[u8]) -> Result<Self, KeyError> {
         let failed = |reason: &dyn fmt::Display| KeyError::Read(reason.to_string());
-        let der = PrivateKeyDer::from_pem_slice(pem).map_err(|e| failed(&e))?;
-        KeyPair::try_from(&der).map(Self).map_err(|e| failed(&e))
+        let mut der = PrivateKeyDer::from_pem_slice(pem).map_err(|e| failed(&e))?;
+        let pair = KeyPair::try_from(&der);
+        der.zeroize();
+        pair.map(Self).map_err(|e| failed(&e))
     }
 
     /// The key, PEM.

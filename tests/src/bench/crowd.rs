@@ -70,8 +70,9 @@ fn identities(bench: &mut Bench, bed: &Bed) -> anyhow::Result<()> {
         await_certificates(node, 1)?;
         sleep(SETTLE);
         let shared = node.resident_kib()? as f64;
-        let begin = Instant::now();
         change_identities(bed, str::to_owned)?;
+        // That the file has changed is seen some time later.
+        let begin = await_that(node, "the first of the new identities", |all, _| all > 1.0)?;
         await_certificates(node, PODS)?;
         fetch.push(begin.elapsed().as_secs_f64() * 1e3);
         sleep(SETTLE);
@@ -123,18 +124,26 @@ fn change_identities(bed: &Bed, account: impl Fn(&str) -> String) -> anyhow::Res
 }
 
 /// Waits until so many identities, and no others, have a valid certificate.
-fn await_certificates(node: &Node, count: usize) -> anyhow::Result<()> {
+fn await_certificates(node: &Node, count: usize) -> anyhow::Result<Instant> {
+    let count = count as f64;
+    let what = format!("certificates of {count} identities");
+    await_that(node, &what, |all, valid| (all, valid) == (count, count))
+}
+
+/// Waits until the numbers of all identities and of those that have a valid certificate are as wanted, and says when
+/// that was.
+fn await_that(node: &Node, what: &str, wanted: impl Fn(f64, f64) -> bool) -> anyhow::Result<Instant> {
     let begin = Instant::now();
     loop {
         let metrics = node.metrics()?;
         let all = metrics.sum("adit_certificates", &[]);
         let valid = metrics.sum("adit_certificates", &[("state", "valid")]);
-        if (all, valid) == (count as f64, count as f64) {
-            return Ok(());
+        if wanted(all, valid) {
+            return Ok(Instant::now());
         }
         ensure!(
             begin.elapsed() < DEADLINE,
-            "{valid} of {all} identities have a certificate, of {count} expected; the proxy's log:\n{}",
+            "waited for {what} in vain: {valid} of {all} are valid; the proxy's log:\n{}",
             node.log().tail()
         );
         sleep(Duration::from_millis(5));

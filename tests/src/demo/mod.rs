@@ -1,5 +1,6 @@
 //! The demo: Adit's main job on two nodes of this machine, step by step, with what each party really saw.
 
+mod authority;
 mod cluster;
 mod http;
 mod keep;

@@ -15,14 +15,14 @@ const MARKER: &str = "nothing-leaves-while-closed-5d20";
 const UPGRADES: usize = 2;
 
 /// What each server is loaded with meanwhile.
-const LOAD: Steady = Steady {
+pub(super) const LOAD: Steady = Steady {
     makers: 2,
     maker_pause: Duration::from_millis(10),
     talkers: 10,
     talker_pause: Duration::from_millis(10),
 };
 
-fn echo_in(world: &World, pods: &[&str]) -> anyhow::Result<Vec<Running<()>>> {
+pub(super) fn echo_in(world: &World, pods: &[&str]) -> anyhow::Result<Vec<Running<()>>> {
     let serve = |stage: &Stage| net::echo_forever(stage, ("::", PORT));
     pods.iter().map(|pod| world.pod(pod).serve(serve)).collect()
 }

@@ -7,7 +7,7 @@ use anyhow::Context;
 
 use super::report::Report;
 use super::world::{CLOSED_PORT, PORT, SOON, World};
-use super::{http, kernel, outage};
+use super::{authority, http, kernel, outage};
 use crate::bed::process::TokenSpec;
 use crate::bed::{AccessLine, Pod};
 use crate::bench::load;
@@ -30,6 +30,8 @@ pub(super) const ALL: &[(&str, Step)] = &[
     ("The certificate authority and another node's identity", impersonation),
     ("HTTP, unmodified", http::show),
     ("Throughput against plain TCP", throughput),
+    ("The certificate authority is away", authority::away),
+    ("The root of the certificate authority is changed", authority::rotation),
     ("The proxy is killed", outage::killed),
     ("The proxy is replaced under load", outage::replaced),
 ];

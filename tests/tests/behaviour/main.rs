@@ -43,6 +43,7 @@ mod server_first;
 mod services;
 mod services_direct;
 mod small_writes;
+mod soak;
 mod source_address;
 mod source_ports;
 mod stalled_stream;
