@@ -14,11 +14,13 @@ use anyhow::Context;
 use clap::{Args, ValueEnum};
 use ipnet::IpNet;
 
+use super::audit::AuditLog;
 use super::authority::Authority;
 use super::authorize::{PodRules, ServiceAccount};
 use super::cluster::{self, ClusterSettings, Upkeep};
 use super::counts::Counts;
 use super::health::serve_health;
+use super::limits::LimitSettings;
 use super::review::Reviewer;
 use super::serve::{Server, Settings};
 use super::service::Callers;
@@ -26,12 +28,13 @@ use super::token::{TokenRequest, TokenVerifier, make};
 use crate::admin::Readiness;
 use crate::identity::{BoxFuture, TrustDomain};
 use crate::mesh::MeshHandle;
+use crate::telemetry::LogFormat;
 
 /// Run the certificate authority.
 ///
 /// It serves Istio's certificate service over TLS. A node proxy that proves by its token who and where it is gets
 /// certificates for the identities of the pods on its own node, and for nothing else. Every grant and refusal is a
-/// log line of the target "audit".
+/// log line of the target "audit", whatever the log's level is.
 #[derive(Debug, Clone, Args)]
 pub struct CaArgs {
     /// Folder of the CA's keys, made on first start with mode 0700. Clients trust `root.pem` in it.
@@ -76,6 +79,15 @@ pub struct CaArgs {
     /// The lifetime granted to callers that ask for none.
     #[arg(long, env = "ADIT_CA_DEFAULT_TTL", value_name = "DURATION", default_value = "24h", value_parser = duration)]
     pub default_ttl: Duration,
+    /// How many requests a second one node is granted in the long run.
+    #[arg(long, env = "ADIT_CA_NODE_RATE", value_name = "COUNT", default_value = "100", value_parser = clap::value_parser!(u32).range(1..))]
+    pub node_rate: u32,
+    /// How many requests one node is granted at once after it was quiet: more than it has identities.
+    #[arg(long, env = "ADIT_CA_NODE_BURST", value_name = "COUNT", default_value = "1000", value_parser = clap::value_parser!(u32).range(1..))]
+    pub node_burst: u32,
+    /// How many requests of one node may be under way.
+    #[arg(long, env = "ADIT_CA_NODE_IN_FLIGHT", value_name = "COUNT", default_value = "256", value_parser = clap::value_parser!(u32).range(1..))]
+    pub node_in_flight: u32,
     /// Where readiness and metrics are served, for probes and Prometheus; nowhere if left out.
     #[arg(long, env = "ADIT_CA_HEALTH", value_name = "ADDRESS")]
     pub health: Option<SocketAddr>,
@@ -177,6 +189,8 @@ pub struct Surroundings {
     pub cluster_domain: String,
     /// The trust domain to sign for.
     pub trust_domain: TrustDomain,
+    /// How lines of the audit log look.
+    pub log_format: LogFormat,
 }
 
 /// `adit ca`: serves until `shutdown` completes and open calls have ended.
@@ -208,8 +222,15 @@ pub async fn run(
         node_proxies: args.node_proxies,
         max_ttl: args.max_ttl,
         default_ttl: args.default_ttl,
+        limits: LimitSettings {
+            rate: args.node_rate,
+            burst: args.node_burst,
+            in_flight: args.node_in_flight,
+            ..LimitSettings::default()
+        },
     };
-    let server = Server::bind(settings, authority, callers, surroundings.mesh, counts).await?;
+    let audit = AuditLog::on_standard_error(surroundings.log_format, counts.clone());
+    let server = Server::bind(settings, authority, callers, surroundings.mesh, counts, audit).await?;
     let synced = readiness.pending("the first whole state of the mesh");
     tokio::spawn(async move {
         surroundings.synced.await;

@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use super::token::{Bound, Caller};
 use crate::identity::{SpiffeError, SpiffeId, TrustDomain};
-use crate::mesh::{Mesh, Node};
+use crate::mesh::{Mesh, Node, Protocol};
 
 /// A Kubernetes service account, written `<namespace>/<name>`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -33,6 +33,12 @@ impl FromStr for ServiceAccount {
                 "{text:?} is not a service account of the form <namespace>/<name>"
             )),
         }
+    }
+}
+
+impl ServiceAccount {
+    fn is(&self, identity: &SpiffeId) -> bool {
+        self.namespace == identity.namespace() && self.name == identity.service_account()
     }
 }
 
@@ -104,6 +110,9 @@ pub enum Refusal {
         /// The node of the caller's pod.
         node: String,
     },
+    /// Nobody is to pass for a node proxy in the mesh.
+    #[error("{0} is the identity of node proxies, which is granted to nobody")]
+    ProxyIdentity(SpiffeId),
     /// No such pod there.
     #[error("no workload of {identity} runs on the node {node}")]
     NotOnNode {
@@ -135,6 +144,7 @@ impl Refusal {
             Self::OtherPod { .. } | Self::OtherNode { .. } => "pod_differs",
             Self::NodeUnknown(_) => "node_unknown",
             Self::CallerAddress { .. } => "caller_address",
+            Self::ProxyIdentity(_) => "proxy_identity",
             Self::NotOnNode { .. } => "not_on_node",
         }
     }
@@ -163,6 +173,16 @@ pub struct PodRules {
     pub caller_ranges: Vec<IpNet>,
 }
 
+/// A request that is granted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Grant {
+    pub(super) identity: SpiffeId,
+    /// The caller's node.
+    pub(super) node: String,
+    /// The pod there that entitles the caller, `namespace/name`.
+    pub(super) pod: String,
+}
+
 /// Decides whether `caller`, who calls from `peer`, may have a certificate for the identity that it asks for.
 pub(super) fn authorize(
     rules: &Rules,
@@ -170,7 +190,7 @@ pub(super) fn authorize(
     peer: Option<IpAddr>,
     requested: Option<&str>,
     mesh: &Mesh,
-) -> Result<SpiffeId, Refusal> {
+) -> Result<Grant, Refusal> {
     if !rules.node_proxies.contains(&caller.account) {
         return Err(Refusal::NotNodeProxy(caller.account.clone()));
     }
@@ -190,10 +210,17 @@ pub(super) fn authorize(
             trust_domain: rules.trust_domain.clone(),
         });
     }
-    if !mesh.runs_on(&identity, &node) {
-        return Err(Refusal::NotOnNode { identity, node });
+    if rules.node_proxies.iter().any(|proxy| proxy.is(&identity)) {
+        return Err(Refusal::ProxyIdentity(identity));
     }
-    Ok(identity)
+    let pod = mesh
+        .local_workloads(&node)
+        .find(|pod| pod.protocol == Protocol::Hbone && pod.identity == identity)
+        .map(|pod| format!("{}/{}", pod.namespace, pod.name));
+    match pod {
+        Some(pod) => Ok(Grant { identity, node, pod }),
+        None => Err(Refusal::NotOnNode { identity, node }),
+    }
 }
 
 /// The node that the caller's pod runs on, as the CA itself sees it.
@@ -256,7 +283,7 @@ fn is_of_its_network(node: &Node, peer: IpAddr, mesh: &Mesh) -> bool {
 mod tests {
     use super::*;
     use crate::mesh::test_workload as workload;
-    use crate::mesh::{MeshParts, Protocol, Workload};
+    use crate::mesh::{MeshParts, Workload};
 
     const CART: &str = "spiffe://cluster.local/ns/shop/sa/cart";
     const TILL: &str = "spiffe://cluster.local/ns/shop/sa/till";
@@ -375,7 +402,7 @@ mod tests {
             ),
         ] {
             assert_eq!(
-                authorize(&rules(None), &caller, None, requested, &mesh()),
+                authorize(&rules(None), &caller, None, requested, &mesh()).map(|grant| grant.identity),
                 expected,
                 "{caller:?} {requested:?}"
             );
@@ -400,7 +427,9 @@ mod tests {
             caller_ranges: Vec::new(),
         };
         let rules = rules(Some(unchecked));
-        let ask = |caller: &Caller, requested| authorize(&rules, caller, None, Some(requested), &mesh());
+        let ask = |caller: &Caller, requested| {
+            authorize(&rules, caller, None, Some(requested), &mesh()).map(|grant| grant.identity)
+        };
         for (caller, requested, expected) in [
             (adit("adit-x", Some("one")), CART, Ok(id(CART))),
             // An API server that does not name the node.

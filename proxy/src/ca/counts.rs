@@ -20,6 +20,8 @@ pub struct Counts {
     issued: Counter,
     refused: Family<Reason, Counter>,
     reviews: Counter,
+    limited: Family<Reason, Counter>,
+    audit_lost: Counter,
     signer_expiry: Gauge<u64, AtomicU64>,
 }
 
@@ -31,6 +33,19 @@ impl Counts {
 
     pub(super) fn refused(&self, reason: &'static str) {
         self.refused.get_or_create(&Reason { reason }).inc();
+    }
+
+    pub(super) fn limited(&self, limit: &'static str) {
+        self.limited.get_or_create(&Reason { reason: limit }).inc();
+    }
+
+    pub(super) fn audit_lost(&self) {
+        self.audit_lost.inc();
+    }
+
+    #[cfg(test)]
+    pub(super) fn lost(&self) -> u64 {
+        self.audit_lost.get()
     }
 
     pub(super) fn reviewed(&self) {
@@ -59,6 +74,16 @@ impl Counts {
             "token_reviews",
             "TokenReviews asked of the API server",
             self.reviews.clone(),
+        );
+        registry.register(
+            "calls_limited",
+            "Calls turned away because their caller, or all callers together, asked for too much at once, by limit",
+            self.limited.clone(),
+        );
+        registry.register(
+            "audit_lines_lost",
+            "Lines of the audit log that could not be written",
+            self.audit_lost.clone(),
         );
         registry.register(
             "signer_expiry_timestamp_seconds",

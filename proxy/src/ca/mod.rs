@@ -5,14 +5,19 @@
 //! callers by the keys of a token issuer; in a cluster the keys are in a Secret, and the API server says who calls.
 
 mod args;
+#[cfg(test)]
+mod attacks;
+mod audit;
 mod authority;
 mod authorize;
 mod cluster;
+mod connections;
 mod counts;
 mod csr;
 mod files;
 mod health;
 mod jwks;
+mod limits;
 mod mint;
 mod provided;
 mod review;
@@ -24,11 +29,13 @@ mod signer;
 pub mod token;
 
 pub use args::{CaArgs, Surroundings, Switch, TokenArgs, run, run_token};
+pub use audit::AuditLog;
 pub use authority::{Authority, AuthorityError, SignedCertificate};
 pub use authorize::{PodRules, Refusal, ServiceAccount};
 pub use cluster::{ClusterError, ClusterSettings};
 pub use counts::Counts;
 pub use csr::CsrError;
 pub use files::FileError;
+pub use limits::{LimitSettings, Overload};
 pub use provided::Provided;
 pub use serve::{ServeError, Server, Settings};

@@ -1,6 +1,7 @@
 //! Who calls, as the API server says: TokenReviews, each remembered for a moment.
 
 use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -24,6 +25,10 @@ const BAD_FOR: Duration = Duration::from_secs(1);
 const MAX_REMEMBERED: usize = 20_000;
 /// Reviews under way at once: garbage sent here must not become a flood for the API server.
 const MAX_REVIEWS: usize = 16;
+/// And of them from one address.
+const MAX_REVIEWS_OF_PEER: usize = 2;
+/// Addresses remembered at once.
+const MAX_PEERS: usize = 4096;
 /// How long a call waits for the API server's word.
 const REVIEW_DEADLINE: Duration = Duration::from_secs(3);
 
@@ -70,6 +75,8 @@ pub(super) struct Reviewer {
     counts: Counts,
     turns: Semaphore,
     remembered: Mutex<HashMap<TokenHash, Slot>>,
+    /// Turns of each address that has reviews under way.
+    of_peers: Mutex<HashMap<IpAddr, Arc<Semaphore>>>,
 }
 
 impl Reviewer {
@@ -80,11 +87,12 @@ impl Reviewer {
             counts,
             turns: Semaphore::new(MAX_REVIEWS),
             remembered: Mutex::default(),
+            of_peers: Mutex::default(),
         }
     }
 
     /// Authenticates the bearer of a token. May be dropped at any time.
-    pub(super) async fn authenticate(&self, token: &str) -> Result<Caller, TokenError> {
+    pub(super) async fn authenticate(&self, token: &str, peer: Option<IpAddr>) -> Result<Caller, TokenError> {
         if token.len() > MAX_TOKEN_BYTES {
             return Err(TokenError::TooLong(token.len()));
         }
@@ -97,7 +105,7 @@ impl Reviewer {
         {
             return outcome.clone();
         }
-        let outcome = self.review(token).await;
+        let outcome = self.review(token, peer).await;
         let left = expires.duration_since(SystemTime::now()).unwrap_or_default();
         let until = Instant::now() + remember_for(&outcome, left);
         *known = Some((outcome.clone(), until));
@@ -138,8 +146,22 @@ impl Reviewer {
         remembered.entry(hash).or_default().clone()
     }
 
-    async fn review(&self, token: &str) -> Result<Caller, TokenError> {
+    /// The turns of an address: one that sends nothing but garbage waits for itself, and not everybody for it.
+    fn turns_of(&self, peer: Option<IpAddr>) -> Arc<Semaphore> {
+        let mut of_peers = self.of_peers.lock().unwrap_or_else(PoisonError::into_inner);
+        if of_peers.len() >= MAX_PEERS {
+            of_peers.retain(|_, turns| Arc::strong_count(turns) > 1);
+        }
+        let turns = of_peers.entry(peer.unwrap_or(IpAddr::from([0; 4])));
+        turns
+            .or_insert_with(|| Arc::new(Semaphore::new(MAX_REVIEWS_OF_PEER)))
+            .clone()
+    }
+
+    async fn review(&self, token: &str, peer: Option<IpAddr>) -> Result<Caller, TokenError> {
+        let of_peer = self.turns_of(peer);
         let answer = timeout(REVIEW_DEADLINE, async {
+            let _turn_of_peer = of_peer.acquire().await.map_err(|e| e.to_string())?;
             let _turn = self.turns.acquire().await.map_err(|e| e.to_string())?;
             self.counts.reviewed();
             self.reviews.review(token.to_owned(), self.audiences.clone()).await
@@ -315,7 +337,7 @@ mod tests {
     async fn three_hundred_calls_with_one_token_cost_one_review() {
         let (reviewer, count) = reviewer(Ok(good()));
         let token = token("adit-ca", 600);
-        let calls = (0..300).map(|_| reviewer.authenticate(&token));
+        let calls = (0..300).map(|_| reviewer.authenticate(&token, None));
         let outcomes = futures_util::future::join_all(calls).await;
         assert!(outcomes.iter().all(Result::is_ok));
         assert_eq!(count.load(Ordering::Relaxed), 1);
@@ -341,7 +363,7 @@ mod tests {
         let (reviewer, count) = reviewer(Ok(good()));
         let token = token("adit-ca", 0);
         for _ in 0..2 {
-            let _ = reviewer.authenticate(&token).await;
+            let _ = reviewer.authenticate(&token, None).await;
         }
         assert_eq!(count.load(Ordering::Relaxed), 2);
     }
@@ -350,7 +372,7 @@ mod tests {
     async fn what_is_no_token_for_us_never_reaches_the_api_server() {
         let (reviewer, count) = reviewer(Ok(good()));
         for token in ["", "garbage", "a.b.c", &token("istio-ca", 600), &"x".repeat(100_000)] {
-            assert!(reviewer.authenticate(token).await.is_err());
+            assert!(reviewer.authenticate(token, None).await.is_err());
         }
         assert_eq!(count.load(Ordering::Relaxed), 0);
     }

@@ -10,14 +10,16 @@ use rustls::ServerConfig;
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use thiserror::Error;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, mpsc};
 use tokio_rustls::TlsAcceptor;
-use tokio_rustls::server::TlsStream;
 
+use super::audit::AuditLog;
 use super::authority::{Authority, AuthorityError};
 use super::authorize::{PodRules, Rules, ServiceAccount};
+use super::connections::{Connection, Connections};
 use super::counts::Counts;
+use super::limits::{LimitSettings, Limits};
 use super::service::{Callers, Seen, Service};
 use super::token::MAX_TOKEN_BYTES;
 use crate::identity::proto::istio_certificate_service_server::IstioCertificateServiceServer;
@@ -29,6 +31,8 @@ const MAX_REQUEST_BYTES: usize = 64 * 1024;
 const MAX_HEADER_BYTES: u32 = MAX_TOKEN_BYTES as u32 + 8 * 1024;
 const MAX_STREAMS: u32 = 64;
 const MAX_HANDSHAKES: usize = 256;
+/// Connections of one address: its node needs one.
+const MAX_CONNECTIONS_OF_PEER: usize = 128;
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 const CALL_DEADLINE: Duration = Duration::from_secs(5);
 /// How long a call waits for the watch of the cluster to show what its caller has heard of already.
@@ -54,6 +58,8 @@ pub struct Settings {
     pub max_ttl: Duration,
     /// The lifetime granted if the caller asks for none.
     pub default_ttl: Duration,
+    /// How much is asked for at most.
+    pub limits: LimitSettings,
 }
 
 /// Why the CA does not run.
@@ -94,6 +100,7 @@ impl Server {
         callers: Callers,
         mesh: MeshHandle,
         counts: Counts,
+        audit: AuditLog,
     ) -> Result<Self, ServeError> {
         let certificate = ServingCertificate::new(authority.clone(), settings.names)?;
         counts.signer_expires(authority.signer_not_after());
@@ -122,6 +129,8 @@ impl Server {
             mesh,
             seen: Seen::default(),
             counts,
+            limits: Limits::new(settings.limits),
+            audit,
             default_ttl: settings.default_ttl,
             max_ttl: settings.max_ttl,
         };
@@ -182,12 +191,9 @@ impl fmt::Debug for Server {
 }
 
 /// Accepts connections and hands over those whose handshake succeeds in time.
-async fn accept(
-    listener: TcpListener,
-    acceptor: TlsAcceptor,
-    ready: mpsc::Sender<Result<TlsStream<TcpStream>, std::io::Error>>,
-) {
+async fn accept(listener: TcpListener, acceptor: TlsAcceptor, ready: mpsc::Sender<Result<Connection, std::io::Error>>) {
     let handshakes = Arc::new(Semaphore::new(MAX_HANDSHAKES));
+    let connections = Connections::new(MAX_CONNECTIONS_OF_PEER);
     loop {
         let Ok(turn) = handshakes.clone().acquire_owned().await else {
             return;
@@ -200,6 +206,10 @@ async fn accept(
                 continue;
             }
         };
+        let Some(counted) = connections.add(peer.ip()) else {
+            tracing::warn!(%peer, limit = MAX_CONNECTIONS_OF_PEER, "too many connections of this address; closing one more");
+            continue;
+        };
         let (acceptor, ready) = (acceptor.clone(), ready.clone());
         tokio::spawn(async move {
             let _turn = turn;
@@ -207,6 +217,11 @@ async fn accept(
             let _ = stream.set_nodelay(true);
             match tokio::time::timeout(HANDSHAKE_DEADLINE, acceptor.accept(stream)).await {
                 Ok(Ok(stream)) => {
+                    let stream = Connection {
+                        stream,
+                        peer,
+                        _counted: counted,
+                    };
                     // The receiver is gone only when the server is.
                     let _ = ready.send(Ok(stream)).await;
                 }

@@ -1,28 +1,27 @@
 //! The certificate service: authenticate, authorise, sign, and write each outcome to the audit log.
 
 use std::collections::HashSet;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use prost_types::value::Kind;
 use tokio::time::{Instant, timeout_at};
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
 
+use super::audit::{AuditLog, Entry, Outcome};
 use super::authority::{Authority, AuthorityError, SignedCertificate};
-use super::authorize::{Refusal, Rules, authorize};
+use super::authorize::{Grant, Refusal, Rules, authorize};
 use super::counts::Counts;
 use super::csr::{self, CsrError};
+use super::limits::{Limits, Overload};
 use super::review::Reviewer;
 use super::token::{Caller, TokenError, TokenVerifier};
-use crate::identity::SpiffeId;
 use crate::identity::proto::istio_certificate_service_server::IstioCertificateService;
 use crate::identity::proto::{IMPERSONATED_IDENTITY, IstioCertificateRequest, IstioCertificateResponse};
 use crate::mesh::MeshHandle;
 
-/// The longest piece of a caller's text that is repeated in the log.
-const MAX_LOGGED_CHARS: usize = 256;
 /// Callers' pods remembered at once.
 const MAX_SEEN: usize = 50_000;
 
@@ -35,6 +34,8 @@ pub(super) struct Service {
     pub(super) patience: Duration,
     pub(super) seen: Seen,
     pub(super) counts: Counts,
+    pub(super) limits: Limits,
+    pub(super) audit: AuditLog,
     pub(super) default_ttl: Duration,
     pub(super) max_ttl: Duration,
 }
@@ -48,10 +49,10 @@ pub(super) enum Callers {
 }
 
 impl Callers {
-    async fn authenticate(&self, token: &str, now: SystemTime) -> Result<Caller, TokenError> {
+    async fn authenticate(&self, token: &str, peer: Option<IpAddr>, now: SystemTime) -> Result<Caller, TokenError> {
         match self {
             Self::KeySet(verifier) => verifier.verify(token, now),
-            Self::Reviewed(reviewer) => reviewer.authenticate(token).await,
+            Self::Reviewed(reviewer) => reviewer.authenticate(token, peer).await,
         }
     }
 }
@@ -81,6 +82,8 @@ impl Seen {
 #[derive(Debug, thiserror::Error)]
 enum Denial {
     #[error("{0}")]
+    Overload(#[from] Overload),
+    #[error("{0}")]
     Token(#[from] TokenError),
     #[error("{0}")]
     Refused(#[from] Refusal),
@@ -94,6 +97,7 @@ impl Denial {
     fn status(&self) -> Status {
         let reason = self.to_string();
         match self {
+            Self::Overload(_) => Status::resource_exhausted(reason),
             Self::Token(TokenError::Unreviewed(_)) => Status::unavailable(reason),
             Self::Token(_) => Status::unauthenticated(reason),
             Self::Refused(refusal) if refusal.is_ignorance() => Status::unavailable(reason),
@@ -109,6 +113,7 @@ impl Denial {
     /// The reason in one word, for metrics.
     fn word(&self) -> &'static str {
         match self {
+            Self::Overload(overload) => overload.word(),
             Self::Token(TokenError::Missing) => "no_token",
             Self::Token(TokenError::Audience { .. }) => "audience",
             Self::Token(TokenError::Unreviewed(_)) => "not_reviewed",
@@ -120,31 +125,29 @@ impl Denial {
     }
 }
 
-/// What is known of a call, for the audit log.
-#[derive(Default)]
-struct Audit {
-    peer: Option<SocketAddr>,
-    caller: Option<Caller>,
-    identity: Option<String>,
-}
-
 impl Service {
     async fn decide(
         &self,
         metadata: &MetadataMap,
         request: &IstioCertificateRequest,
-        audit: &mut Audit,
-    ) -> Result<SignedCertificate, Denial> {
-        let now = SystemTime::now();
-        audit.identity = requested_identity(request).map(|text| text.chars().take(MAX_LOGGED_CHARS).collect());
-        let caller = self.callers.authenticate(bearer(metadata)?, now).await?;
-        let caller = &*audit.caller.insert(caller);
-        let peer = audit.peer.map(|peer| peer.ip());
-        let identity = self.authorize(caller, peer, requested_identity(request)).await?;
+        entry: &mut Entry,
+    ) -> Result<(SignedCertificate, Duration), Denial> {
+        let requested = requested_identity(request);
+        entry.asks_for(requested);
+        let _entered = self.limits.enter()?;
+        let peer = entry.peer.map(|peer| peer.ip());
+        let caller = self
+            .callers
+            .authenticate(bearer(metadata)?, peer, SystemTime::now())
+            .await?;
+        let caller = &*entry.caller.insert(caller);
+        let _admitted = self.limits.admit(caller, Instant::now().into_std())?;
+        let granted = self.authorize(caller, peer, requested).await?;
+        (entry.node, entry.pod) = (Some(granted.node), Some(granted.pod));
         let public_key = csr::public_key(&request.csr)?;
-        Ok(self
-            .authority
-            .sign(&identity, &public_key, self.lifetime(request.validity_duration))?)
+        let lifetime = self.lifetime(request.validity_duration);
+        let signed = self.authority.sign(&granted.identity, &public_key, lifetime)?;
+        Ok((signed, lifetime))
     }
 
     /// Decides, and waits a moment where the mesh may not show yet what the caller knows: an agent asks for a pod's
@@ -154,7 +157,7 @@ impl Service {
         caller: &Caller,
         peer: Option<IpAddr>,
         requested: Option<&str>,
-    ) -> Result<SpiffeId, Refusal> {
+    ) -> Result<Grant, Refusal> {
         let mut changes = self.mesh.subscribe();
         let deadline = Instant::now() + self.patience;
         loop {
@@ -189,75 +192,38 @@ impl IstioCertificateService for Service {
         &self,
         request: Request<IstioCertificateRequest>,
     ) -> Result<Response<IstioCertificateResponse>, Status> {
-        let mut audit = Audit {
+        let mut entry = Entry {
             peer: request.remote_addr(),
-            ..Audit::default()
+            ..Entry::default()
         };
         let (metadata, _, message) = request.into_parts();
-        match self.decide(&metadata, &message, &mut audit).await {
-            Ok(signed) => {
-                audit.granted(&signed);
+        match self.decide(&metadata, &message, &mut entry).await {
+            Ok((signed, lifetime)) => {
+                let granted = Outcome::Granted {
+                    serial: &signed.serial,
+                    lifetime,
+                    not_after: signed.not_after,
+                };
+                self.audit.write(&entry, &granted);
                 self.counts.issued(self.authority.signer_not_after());
                 Ok(Response::new(IstioCertificateResponse {
                     cert_chain: signed.chain,
                 }))
             }
             Err(denial) => {
-                audit.refused(&denial);
-                self.counts.refused(denial.word());
+                let rule = denial.word();
+                let refused = Outcome::Refused {
+                    rule,
+                    reason: &denial.to_string(),
+                };
+                self.audit.write(&entry, &refused);
+                self.counts.refused(rule);
+                if let Denial::Overload(overload) = &denial {
+                    self.counts.limited(overload.word());
+                }
                 Err(denial.status())
             }
         }
-    }
-}
-
-impl Audit {
-    fn granted(&self, signed: &SignedCertificate) {
-        tracing::info!(
-            target: "audit",
-            outcome = "granted",
-            caller = self.caller(),
-            node = self.node(),
-            identity = self.identity(),
-            reason = "",
-            serial = signed.serial,
-            not_after = seconds(signed.not_after),
-            peer = self.peer.map(tracing::field::display),
-            "certificate granted"
-        );
-    }
-
-    fn refused(&self, denial: &Denial) {
-        tracing::warn!(
-            target: "audit",
-            outcome = "refused",
-            caller = self.caller(),
-            node = self.node(),
-            identity = self.identity(),
-            // The log escapes what a caller may have put into its token or request.
-            reason = denial.to_string(),
-            serial = "",
-            not_after = 0,
-            peer = self.peer.map(tracing::field::display),
-            "certificate refused"
-        );
-    }
-
-    fn caller(&self) -> String {
-        self.caller
-            .as_ref()
-            .map_or_else(|| "unknown".into(), ToString::to_string)
-    }
-
-    fn node(&self) -> &str {
-        self.caller
-            .as_ref()
-            .and_then(|caller| caller.node.as_ref())
-            .map_or("", |node| &node.name)
-    }
-
-    fn identity(&self) -> &str {
-        self.identity.as_deref().unwrap_or_default()
     }
 }
 
@@ -286,8 +252,4 @@ fn bearer(metadata: &MetadataMap) -> Result<&str, TokenError> {
         return Err(TokenError::Missing);
     }
     Ok(token.trim())
-}
-
-fn seconds(time: SystemTime) -> u64 {
-    time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }

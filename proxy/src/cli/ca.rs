@@ -10,6 +10,7 @@ use crate::ca;
 use crate::mesh::source::kubernetes::View;
 use crate::mesh::source::kubernetes::events::{Events, Reporter};
 use crate::mesh::source::kubernetes::policies::report_policies;
+use crate::telemetry::LogFormat;
 
 /// `adit ca` and the command below it.
 #[derive(Debug, Clone, Args)]
@@ -41,11 +42,11 @@ impl CaCommand {
 pub(super) async fn run(command: CaCommand) -> anyhow::Result<()> {
     match command.below {
         Some(Below::Token(args)) => ca::run_token(args),
-        None => serve(command.source, command.serve).await,
+        None => serve(command.source, command.serve, command.log.log_format).await,
     }
 }
 
-async fn serve(mut source: SourceArgs, args: ca::CaArgs) -> anyhow::Result<()> {
+async fn serve(mut source: SourceArgs, args: ca::CaArgs, log_format: LogFormat) -> anyhow::Result<()> {
     let mut stop = StopSignals::install()?;
     if let Some(mesh) = &args.mesh {
         source.mesh_file.get_or_insert_with(|| mesh.clone());
@@ -59,6 +60,7 @@ async fn serve(mut source: SourceArgs, args: ca::CaArgs) -> anyhow::Result<()> {
         client: source.client(),
         cluster_domain,
         trust_domain,
+        log_format,
     };
     if let Some(client) = source.client() {
         // The authority's, because a node's agent may change nothing but its own pods' condition, and there are many.

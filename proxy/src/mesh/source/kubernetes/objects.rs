@@ -229,12 +229,16 @@ pub(super) fn pod(bytes: Bytes, view: View<'_>) -> Result<Pod, DecodeError> {
         uid: required(&meta.uid, "uid")?,
         name: required(&meta.name, "name")?,
         namespace: required(&meta.namespace, "namespace")?,
-        // The API server fills it in; what it has not is the namespace's default.
         service_account: some(&spec.service_account_name)?.unwrap_or("default").to_owned(),
         node: node.to_owned(),
         addresses,
         labels,
-        mode: mode(&meta.labels, view.label)?,
+        // Mirror pods have none, and nodes make those as they like, in any namespace and with any label: nobody's identity
+        // may follow from them.
+        mode: match spec.service_account_name.is_empty() {
+            true => Some(false),
+            false => mode(&meta.labels, view.label)?,
+        },
         captured: captured.is_some_and(is_true) || redirected,
         ready: condition("Ready").is_some_and(is_true) && !deleting && !finished,
         host_network,

@@ -128,6 +128,7 @@ fn changed(change: impl FnOnce(&mut wire::ObjectMeta, &mut wire::PodSpec, &mut w
     };
     let mut spec = wire::PodSpec {
         node_name: "n2".into(),
+        service_account_name: "default".into(),
         ..Default::default()
     };
     let mut status = wire::PodStatus {

@@ -84,6 +84,7 @@ struct PodSpec {
     phase: &'static str,
     deleting: bool,
     created: i64,
+    account: &'static str,
 }
 
 const POD: PodSpec = PodSpec {
@@ -97,6 +98,7 @@ const POD: PodSpec = PodSpec {
     phase: "Running",
     deleting: false,
     created: 100,
+    account: "default",
 };
 
 fn pod(spec: &PodSpec) -> Object {
@@ -113,6 +115,7 @@ fn pod(spec: &PodSpec) -> Object {
         spec: Some(wire::PodSpec {
             node_name: spec.node.into(),
             host_network: spec.host_network,
+            service_account_name: spec.account.into(),
             ..Default::default()
         }),
         status: Some(wire::PodStatus {
@@ -208,6 +211,26 @@ fn which_pods_are_in_the_mesh() {
                 ..there.clone()
             },
             true,
+        ),
+        // A mirror pod, of a static pod or of whatever a node makes up.
+        (
+            17,
+            Some("enabled"),
+            PodSpec {
+                account: "",
+                ..here.clone()
+            },
+            false,
+        ),
+        (
+            18,
+            None,
+            PodSpec {
+                account: "",
+                labels: &[("mesh.adit/mode", "enabled")],
+                ..here.clone()
+            },
+            false,
         ),
     ] {
         let mut state = state();
