@@ -1,6 +1,7 @@
 //! The bench: plain TCP and Adit interleaved in one run over the same bed. `docs/performance.md` tells the method.
 
 mod addresses;
+mod ca;
 mod change;
 mod crowd;
 mod hooks;
@@ -92,7 +93,15 @@ pub fn main() -> ExitCode {
 fn run(options: &Options) -> anyhow::Result<()> {
     let names = match options.cluster {
         true => scale::names(),
-        false => [start::NAMES, change::NAMES, crowd::NAMES, addresses::NAMES, NAMES].concat(),
+        false => [
+            start::NAMES,
+            change::NAMES,
+            crowd::NAMES,
+            addresses::NAMES,
+            ca::NAMES,
+            NAMES,
+        ]
+        .concat(),
     };
     if let Some(unknown) = options.only.iter().find(|name| !names.contains(&name.as_str())) {
         anyhow::bail!("there is no row {unknown}; the rows are {}", names.join(", "));
@@ -190,6 +199,9 @@ impl Bench {
         }
         if self.wants_any(addresses::NAMES) {
             addresses::measure(self)?;
+        }
+        if self.wants_any(ca::NAMES) {
+            ca::measure(self)?;
         }
         if self.wants_any(NAMES) {
             let world = traffic::World::start(self)?;
