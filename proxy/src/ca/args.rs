@@ -15,15 +15,17 @@ use clap::{Args, ValueEnum};
 use ipnet::IpNet;
 
 use super::audit::AuditLog;
-use super::authority::Authority;
 use super::authorize::{PodRules, ServiceAccount};
-use super::cluster::{self, ClusterSettings, Upkeep};
+use super::cluster::{self, ClusterSettings, Opened};
 use super::counts::Counts;
+use super::folder::KeyFolder;
 use super::health::serve_health;
 use super::limits::LimitSettings;
 use super::review::Reviewer;
+use super::rotation::Watched;
 use super::serve::{Server, Settings};
 use super::service::Callers;
+use super::status::Telling;
 use super::token::{TokenRequest, TokenVerifier, make};
 use crate::admin::Readiness;
 use crate::identity::{BoxFuture, TrustDomain};
@@ -94,7 +96,7 @@ pub struct CaArgs {
     /// In a cluster: the CA's own namespace, with its Secret and its ConfigMap.
     #[arg(long, env = "ADIT_CA_NAMESPACE", value_name = "NAME", default_value = "adit-system")]
     pub namespace: String,
-    /// In a cluster: the Secret of the CA's own root, made on first start and never changed.
+    /// In a cluster: the Secret of the CA's own roots, made on first start and changed by `adit ca rotate`.
     #[arg(long, env = "ADIT_CA_KEY_SECRET", value_name = "NAME", default_value = "adit-ca-key")]
     pub key_secret: String,
     /// In a cluster: a Secret with an intermediate of another hierarchy, to sign by instead: ca-cert.pem, ca-key.pem,
@@ -109,6 +111,20 @@ pub struct CaArgs {
         default_value = "adit-ca-root"
     )]
     pub root_config_map: String,
+    /// In a cluster: the ConfigMap in which `adit ca rotate` asks for changes of keys.
+    #[arg(
+        long,
+        env = "ADIT_CA_ROTATION_CONFIG_MAP",
+        value_name = "NAME",
+        default_value = "adit-ca-rotation"
+    )]
+    pub rotation_config_map: String,
+    /// In a cluster: the Lease of the replica that may change keys.
+    #[arg(long, env = "ADIT_CA_LEASE", value_name = "NAME", default_value = "adit-ca")]
+    pub lease: String,
+    /// In a cluster: a ClusterTrustBundle to publish the roots in besides, such as mesh.adit:ca:roots.
+    #[arg(long, env = "ADIT_CA_TRUST_BUNDLE", value_name = "NAME")]
+    pub trust_bundle: Option<String>,
     /// In a cluster: whether a call must come from an address of its caller's node.
     #[arg(
         long,
@@ -177,6 +193,9 @@ const SERVICE: &str = "adit-ca";
 /// How long connections are still accepted after the stop was asked for: the Service leads here for a moment longer.
 const LAME_DUCK: Duration = Duration::from_secs(2);
 
+/// How long the Lease may take to be released.
+const RELEASE: Duration = Duration::from_secs(5);
+
 /// What the command line does not say.
 pub struct Surroundings {
     /// The workloads and nodes, kept up to date by somebody else.
@@ -189,6 +208,8 @@ pub struct Surroundings {
     pub cluster_domain: String,
     /// The trust domain to sign for.
     pub trust_domain: TrustDomain,
+    /// A name of this process, for people.
+    pub host: String,
     /// How lines of the audit log look.
     pub log_format: LogFormat,
 }
@@ -201,16 +222,26 @@ pub async fn run(
 ) -> anyhow::Result<()> {
     let (readiness, counts) = (Readiness::new(), Counts::default());
     let starting = readiness.pending("start");
+    let telling = Telling::new(counts.clone());
+    let (ending, ended) = tokio::sync::oneshot::channel::<()>();
     if let Some(address) = args.health {
-        serve_health(address, readiness.clone(), &counts).await?;
+        serve_health(address, readiness.clone(), &counts, telling.clone()).await?;
     }
     let mut shutdown = pin!(shutdown);
-    let opening = open(&args, &surroundings, &readiness, &counts);
+    let opening = open(&args, &surroundings, &readiness, &counts, ended);
     // The cluster may keep us waiting for long.
-    let (authority, callers, upkeep) = tokio::select! {
+    let (opened, callers) = tokio::select! {
         opened = opening => opened?,
         () = &mut shutdown => return Ok(()),
     };
+    let Opened {
+        authority,
+        upkeep,
+        watched,
+        leadership,
+    } = opened;
+    let (leadership, election) = leadership.unzip();
+    telling.opened(authority.clone(), watched, leadership);
     let in_cluster = surroundings.client.is_some();
     let settings = Settings {
         names: names(&args, in_cluster, &surroundings.cluster_domain),
@@ -244,10 +275,16 @@ pub async fn run(
             tokio::time::sleep(LAME_DUCK).await;
         }
     };
-    tokio::select! {
-        served = server.run(stop) => Ok(served?),
+    let outcome = tokio::select! {
+        served = server.run(stop) => served.map_err(anyhow::Error::from),
         error = upkeep => Err(error.into()),
+    };
+    drop(ending);
+    if let Some(election) = election {
+        // Another replica need not wait for the Lease to lapse.
+        let _ = tokio::time::timeout(RELEASE, election).await;
     }
+    outcome
 }
 
 async fn open(
@@ -255,23 +292,41 @@ async fn open(
     surroundings: &Surroundings,
     readiness: &Readiness,
     counts: &Counts,
-) -> anyhow::Result<(Arc<Authority>, Callers, Upkeep)> {
+    ended: tokio::sync::oneshot::Receiver<()>,
+) -> anyhow::Result<(Opened, Callers)> {
     let audiences = args.audiences.clone();
     let Some(client) = &surroundings.client else {
-        let authority = Arc::new(Authority::open(&args.dir, &surroundings.trust_domain)?);
+        let (authority, folder, keyring) = KeyFolder::open(&args.dir)?.authority(&surroundings.trust_domain)?;
+        let (authority, watched) = (Arc::new(authority), Watched::default());
+        watched.set(&keyring);
+        let keeping = folder.keep(authority.clone(), args.max_ttl, watched.clone());
+        let opened = Opened {
+            authority,
+            upkeep: Box::pin(async move {
+                keeping.await;
+                std::future::pending().await
+            }),
+            watched,
+            leadership: None,
+        };
         let tokens = TokenVerifier::new(args.jwks.clone(), args.issuer.clone(), audiences);
-        return Ok((authority, Callers::KeySet(tokens), Box::pin(std::future::pending())));
+        return Ok((opened, Callers::KeySet(tokens)));
     };
     let settings = ClusterSettings {
         namespace: args.namespace.clone(),
         key_secret: args.key_secret.clone(),
         intermediate_secret: args.intermediate_secret.clone(),
         root_config_map: args.root_config_map.clone(),
+        rotation_config_map: args.rotation_config_map.clone(),
+        lease: args.lease.clone(),
+        trust_bundle: args.trust_bundle.clone(),
+        longest: args.max_ttl,
+        host: surroundings.host.clone(),
     };
-    let opened = cluster::open(client.clone(), &settings, &surroundings.trust_domain, readiness);
-    let (authority, upkeep) = opened.await?;
+    let stop = async move { drop(ended.await) };
+    let opened = cluster::open(client.clone(), &settings, &surroundings.trust_domain, readiness, stop).await?;
     let reviewer = Reviewer::new(client.clone(), audiences, counts.clone());
-    Ok((authority, Callers::Reviewed(reviewer), upkeep))
+    Ok((opened, Callers::Reviewed(reviewer)))
 }
 
 /// The names of the serving certificate.
@@ -327,7 +382,7 @@ fn write_token(path: &Path, token: &str) -> std::io::Result<()> {
 }
 
 /// Parses a number with a unit: s, m, h or d.
-fn duration(text: &str) -> Result<Duration, String> {
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
     let bad = || format!("{text:?} is not a duration such as 30s, 15m, 24h or 7d");
     let unit = text.chars().last().ok_or_else(bad)?;
     let seconds = match unit {

@@ -161,7 +161,7 @@ async fn serve(reviewed: bool, limits: LimitSettings) -> World {
     };
     let mesh = MeshHandle::new(mesh(""));
     let log = AuditLog::new(LogFormat::Json, counts.clone(), Box::new(audit.clone()));
-    let root = authority.root_pem().to_owned();
+    let root = authority.root_pem();
     let server = Server::bind(settings, authority, callers, mesh.clone(), counts.clone(), log);
     let server = server.await.unwrap();
     let port = server.local_addr().port();
@@ -169,7 +169,7 @@ async fn serve(reviewed: bool, limits: LimitSettings) -> World {
     World {
         api,
         mesh,
-        root,
+        root: root.to_string(),
         port,
         audit,
         counts,

@@ -1,4 +1,4 @@
-//! The keys that sign: a root that lives ten years, an intermediate that lives one and signs the leaves.
+//! The keys that sign: roots that live ten years, an intermediate that lives one and signs the leaves.
 
 use std::fmt;
 use std::path::Path;
@@ -9,19 +9,15 @@ use rcgen::{ExtendedKeyUsagePurpose, KeyPair, SanType, SubjectPublicKeyInfo};
 use rustls::sign::CertifiedKey;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use thiserror::Error;
-use zeroize::{Zeroize, Zeroizing};
+use tokio::sync::watch;
+use zeroize::Zeroize;
 
-use super::files::{FileError, Folder, PRIVATE, PUBLIC};
+use super::files::FileError;
+use super::folder::KeyFolder;
+use super::keyring::{Keyring, fingerprint};
 use super::provided::Provided;
 use super::signer::{self, Signer};
 use crate::identity::{SpiffeId, TrustDomain};
-
-/// The root's key and certificate.
-const ROOT_FILE: &str = "root.key";
-/// The root's certificate alone, for clients.
-const ROOT_CERTIFICATE_FILE: &str = "root.pem";
-/// The intermediate's key and certificate.
-const INTERMEDIATE_FILE: &str = "intermediate.key";
 
 /// Why the authority cannot be opened or cannot sign.
 #[derive(Debug, Error)]
@@ -82,18 +78,22 @@ pub struct SignedCertificate {
 pub struct Authority {
     trust_domain: TrustDomain,
     /// PEM of the roots that clients must trust, one or more.
-    root_pem: String,
-    keeping: Keeping,
+    bundle: watch::Sender<Arc<str>>,
+    keeping: Mutex<Keeping>,
     signing: Mutex<Arc<Signing>>,
 }
 
-/// Where the keys come from, and so who renews what signs.
+/// Whose the key is that signs, and so who renews it.
 enum Keeping {
-    /// A folder that this process holds: root and intermediate are kept in it.
-    Folder { folder: Folder, root: Signer },
-    /// A root handed over; the intermediate is this process's own and lives in memory.
-    Root { root: Signer },
-    /// A key of somebody else's hierarchy, who renews it. Where it is kept.
+    /// Our own root's; the intermediate below it is this process's alone and lives in memory.
+    Own {
+        root: Arc<Signer>,
+        /// Of the keyring that it comes from.
+        epoch: u64,
+        revision: u64,
+        place: String,
+    },
+    /// Of somebody else's hierarchy, who renews it. Where it is kept.
     Provided { place: String },
 }
 
@@ -110,48 +110,75 @@ impl Authority {
     /// Opens the authority in a folder, or founds it if the folder is empty or missing. What is there but not
     /// sound is reported and left as it is.
     pub fn open(dir: &Path, trust_domain: &TrustDomain) -> Result<Self, AuthorityError> {
-        let now = SystemTime::now();
-        let folder = Folder::open(dir)?;
-        let root = open_root(&folder, trust_domain, now)?;
-        let kept = match folder.read_private(INTERMEDIATE_FILE)? {
-            Some(content) => Some(parse_file(
-                &folder,
-                INTERMEDIATE_FILE,
-                &content,
-                Some(&root.certificate),
-            )?),
-            None => None,
-        };
-        let intermediate = match kept.filter(|kept| !kept.is_due(now)) {
-            Some(kept) => kept,
-            None => renew_in_folder(&folder, &root, trust_domain, now)?,
-        };
+        Ok(KeyFolder::open(dir)?.authority(trust_domain)?.0)
+    }
+
+    /// An authority of roots that are kept at `place`. Several processes may have the same: each signs by an intermediate
+    /// of its own.
+    pub(super) fn of_keyring(
+        place: &str,
+        keyring: &Keyring,
+        trust_domain: &TrustDomain,
+    ) -> Result<Self, AuthorityError> {
+        let root = Arc::new(signing_root(place, keyring, trust_domain)?);
+        let intermediate = intermediate_in_memory(&root, trust_domain, SystemTime::now())?;
+        let bundle = keyring.bundle();
         Ok(Self {
             trust_domain: trust_domain.clone(),
-            root_pem: root.pem.clone(),
-            signing: Mutex::new(Arc::new(Signing::below(intermediate, &root.pem))),
-            keeping: Keeping::Folder { folder, root },
+            signing: Mutex::new(Arc::new(Signing::below(intermediate, &bundle))),
+            bundle: watch::Sender::new(bundle.into()),
+            keeping: Mutex::new(Keeping::Own {
+                root,
+                epoch: keyring.epoch,
+                revision: keyring.revision,
+                place: place.into(),
+            }),
         })
     }
 
-    /// An authority of a root's key and certificate, PEM, that are kept at `place`. Several processes may have the
-    /// same root: each signs by an intermediate of its own.
-    pub fn from_root(
-        place: &str,
-        key: &[u8],
-        certificate: &[u8],
-        trust_domain: &TrustDomain,
-    ) -> Result<Self, AuthorityError> {
-        let now = SystemTime::now();
-        let root = Signer::parse(key, certificate, None).map_err(|reason| unsound(place, reason))?;
-        check_root(place, &root, trust_domain, now)?;
-        let intermediate = intermediate_in_memory(&root, trust_domain, now)?;
-        Ok(Self {
-            trust_domain: trust_domain.clone(),
-            root_pem: root.pem.clone(),
-            signing: Mutex::new(Arc::new(Signing::below(intermediate, &root.pem))),
-            keeping: Keeping::Root { root },
-        })
+    /// Signs as the keyring says from now on, and has its roots trusted. One that is older than what is in use is left alone.
+    pub(super) fn adopt(&self, keyring: &Keyring) -> Result<(), AuthorityError> {
+        let mut keeping = lock(&self.keeping);
+        let Keeping::Own {
+            root,
+            epoch,
+            revision,
+            place,
+        } = &mut *keeping
+        else {
+            return Ok(());
+        };
+        let bundle = keyring.bundle();
+        if keyring.revision < *revision || (keyring.revision == *revision && *bundle == **self.bundle.borrow()) {
+            return Ok(());
+        }
+        let new = signing_root(place, keyring, &self.trust_domain)?;
+        let mut signing = lock(&self.signing);
+        let next = if new.pem == root.pem && keyring.epoch == *epoch {
+            Signing::again(&signing, &bundle)?
+        } else {
+            let intermediate = intermediate_in_memory(&new, &self.trust_domain, SystemTime::now())?;
+            *root = Arc::new(new);
+            Signing::below(intermediate, &bundle)
+        };
+        (*epoch, *revision) = (keyring.epoch, keyring.revision);
+        *signing = Arc::new(next);
+        tracing::info!(
+            root = fingerprint(&root.pem),
+            revision = *revision,
+            phase = ?keyring.phase(),
+            "took over what the keys are now"
+        );
+        self.bundle.send_replace(bundle.into());
+        Ok(())
+    }
+
+    /// The revision of the keyring in use.
+    pub(super) fn revision(&self) -> Option<u64> {
+        match &*lock(&self.keeping) {
+            Keeping::Own { revision, .. } => Some(*revision),
+            Keeping::Provided { .. } => None,
+        }
     }
 
     /// An authority that signs by somebody else's intermediate, which is kept at `place`.
@@ -159,9 +186,9 @@ impl Authority {
         check_provided(place, &provided, trust_domain)?;
         Ok(Self {
             trust_domain: trust_domain.clone(),
-            root_pem: provided.roots_pem.clone(),
+            bundle: watch::Sender::new(provided.roots_pem.as_str().into()),
             signing: Mutex::new(Arc::new(Signing::provided(provided))),
-            keeping: Keeping::Provided { place: place.into() },
+            keeping: Mutex::new(Keeping::Provided { place: place.into() }),
         })
     }
 
@@ -169,7 +196,7 @@ impl Authority {
     /// far would not trust what it signs.
     pub fn replace_provided(&self, place: &str, provided: Provided) -> Result<(), AuthorityError> {
         check_provided(place, &provided, &self.trust_domain)?;
-        if provided.roots_pem != self.root_pem {
+        if provided.roots_pem != *self.root_pem() {
             let reason = "its root is another than the one in use; restart the CA to change over to it";
             return Err(unsound(place, reason.into()));
         }
@@ -177,27 +204,19 @@ impl Authority {
         Ok(())
     }
 
-    /// A new root's key and certificate, PEM, one after the other.
-    pub fn new_root(trust_domain: &TrustDomain) -> Result<Zeroizing<Vec<u8>>, AuthorityError> {
-        signer::make_root(trust_domain, SystemTime::now())
-    }
-
     /// The trust domain that it signs for.
     pub fn trust_domain(&self) -> &TrustDomain {
         &self.trust_domain
     }
 
-    /// The root certificate, PEM; several where they were provided so.
-    pub fn root_pem(&self) -> &str {
-        &self.root_pem
+    /// The root certificates, PEM.
+    pub fn root_pem(&self) -> Arc<str> {
+        self.bundle.borrow().clone()
     }
 
-    /// The private key of the root, PEM, where it is this authority's own.
-    pub(super) fn root_key(&self) -> Option<Zeroizing<String>> {
-        match &self.keeping {
-            Keeping::Folder { root, .. } | Keeping::Root { root } => Some(root.key_pem()),
-            Keeping::Provided { .. } => None,
-        }
+    /// The same, as they change.
+    pub fn roots(&self) -> watch::Receiver<Arc<str>> {
+        self.bundle.subscribe()
     }
 
     /// When the certificate that signs expires.
@@ -227,13 +246,14 @@ impl Authority {
         })
     }
 
-    /// Makes a key and a certificate for serving TLS under DNS names and IP addresses, and says when it expires.
+    /// Makes a key and a certificate for serving TLS under DNS names and IP addresses, and says when it expires and what has
+    /// signed it.
     pub(super) fn serving_certificate(
         &self,
         names: &[String],
         ttl: Duration,
         now: SystemTime,
-    ) -> Result<(CertifiedKey, SystemTime), AuthorityError> {
+    ) -> Result<(CertifiedKey, SystemTime, String), AuthorityError> {
         let names = names
             .iter()
             .map(|name| signer::serving_name(name))
@@ -248,27 +268,31 @@ impl Authority {
         let key = key.map_err(|e| AuthorityError::Sign(e.to_string()))?;
         let mut chain = vec![leaf.der().clone(), signing.signer.certificate.clone()];
         chain.extend(signing.above.iter().cloned());
-        Ok((CertifiedKey::new(chain, key), not_after))
+        Ok((CertifiedKey::new(chain, key), not_after, signing.signer.pem.clone()))
+    }
+
+    /// The certificate that signs, PEM.
+    pub(super) fn signer_pem(&self) -> String {
+        lock(&self.signing).signer.pem.clone()
     }
 
     /// What signs; an intermediate of our own is replaced by a new one when less than a third of its life is left.
     fn signing(&self, now: SystemTime) -> Result<Arc<Signing>, AuthorityError> {
+        let known = lock(&self.signing).clone();
+        if !known.signer.is_due(now) {
+            return Ok(known);
+        }
+        let keeping = lock(&self.keeping);
         let mut signing = lock(&self.signing);
-        let signer = &signing.signer;
-        let renewed = match &self.keeping {
-            Keeping::Folder { folder, root } if signer.is_due(now) && signer.not_after < root.not_after => {
-                Some((renew_in_folder(folder, root, &self.trust_domain, now)?, root))
+        match &*keeping {
+            Keeping::Own { root, .. } if signing.signer.is_due(now) && signing.signer.not_after < root.not_after => {
+                let intermediate = intermediate_in_memory(root, &self.trust_domain, now)?;
+                *signing = Arc::new(Signing::below(intermediate, &self.root_pem()));
             }
-            Keeping::Root { root } if signer.is_due(now) && signer.not_after < root.not_after => {
-                Some((intermediate_in_memory(root, &self.trust_domain, now)?, root))
-            }
-            Keeping::Provided { place } if signer.not_after <= now => {
+            Keeping::Provided { place } if signing.signer.not_after <= now => {
                 return Err(AuthorityError::SignerExpired(place.clone()));
             }
-            _ => None,
-        };
-        if let Some((intermediate, root)) = renewed {
-            *signing = Arc::new(Signing::below(intermediate, &root.pem));
+            _ => {}
         }
         Ok(signing.clone())
     }
@@ -288,6 +312,12 @@ impl Signing {
             above: Vec::new(),
             signer,
         }
+    }
+
+    /// The same signer, with other roots after it.
+    fn again(&self, root_pem: &str) -> Result<Self, AuthorityError> {
+        let signer = Signer::parse_unsigned(self.signer.key_pem().as_bytes(), self.signer.pem.as_bytes());
+        Ok(Self::below(signer.map_err(AuthorityError::Sign)?, root_pem))
     }
 
     fn provided(provided: Provided) -> Self {
@@ -313,31 +343,11 @@ fn unsound(place: &str, reason: String) -> AuthorityError {
     }
 }
 
-fn open_root(folder: &Folder, trust_domain: &TrustDomain, now: SystemTime) -> Result<Signer, AuthorityError> {
-    let path = folder.file(ROOT_FILE);
-    let published = folder.read(ROOT_CERTIFICATE_FILE)?;
-    let content = match folder.read_private(ROOT_FILE)? {
-        Some(content) => content,
-        None if published.is_some() => {
-            let reason = format!("it is missing, but {ROOT_CERTIFICATE_FILE} is there");
-            return Err(FileError::damaged(&path, reason).into());
-        }
-        None => {
-            let content = signer::make_root(trust_domain, now)?;
-            folder.create(ROOT_FILE, &content, PRIVATE)?;
-            content
-        }
-    };
-    let root = parse_file(folder, ROOT_FILE, &content, None)?;
-    check_root(&path.display().to_string(), &root, trust_domain, now)?;
-    match published {
-        None => folder.create(ROOT_CERTIFICATE_FILE, root.pem.as_bytes(), PUBLIC)?,
-        Some(published) if published == root.pem.as_bytes() => {}
-        Some(_) => {
-            let reason = format!("it is not the certificate of {ROOT_FILE}");
-            return Err(FileError::damaged(&folder.file(ROOT_CERTIFICATE_FILE), reason).into());
-        }
-    }
+/// The root that signs, if it is sound.
+fn signing_root(place: &str, keyring: &Keyring, trust_domain: &TrustDomain) -> Result<Signer, AuthorityError> {
+    let (key, certificate) = keyring.signing();
+    let root = Signer::parse(key.as_bytes(), certificate.as_bytes(), None).map_err(|reason| unsound(place, reason))?;
+    check_root(place, &root, trust_domain, SystemTime::now())?;
     Ok(root)
 }
 
@@ -368,33 +378,6 @@ fn check_provided(place: &str, provided: &Provided, trust_domain: &TrustDomain) 
     }
 }
 
-/// Reads a key with its certificate from a file of the folder.
-fn parse_file(
-    folder: &Folder,
-    name: &str,
-    content: &[u8],
-    parent: Option<&CertificateDer<'_>>,
-) -> Result<Signer, FileError> {
-    Signer::parse(content, content, parent).map_err(|reason| FileError::damaged(&folder.file(name), reason))
-}
-
-fn renew_in_folder(
-    folder: &Folder,
-    root: &Signer,
-    trust_domain: &TrustDomain,
-    now: SystemTime,
-) -> Result<Signer, AuthorityError> {
-    let content = root.make_intermediate(trust_domain, now)?;
-    folder.replace(INTERMEDIATE_FILE, &content, PRIVATE)?;
-    tracing::info!(%trust_domain, "made a new intermediate");
-    Ok(parse_file(
-        folder,
-        INTERMEDIATE_FILE,
-        &content,
-        Some(&root.certificate),
-    )?)
-}
-
 fn intermediate_in_memory(
     root: &Signer,
     trust_domain: &TrustDomain,
@@ -409,14 +392,19 @@ fn intermediate_in_memory(
 mod tests {
     use super::*;
     use crate::ca::csr;
+    use crate::ca::keyring::Step;
     use crate::identity::{Certificate, PrivateKey};
 
     fn domain() -> TrustDomain {
         TrustDomain::parse("cluster.local").unwrap()
     }
 
-    fn from_root(pem: &[u8]) -> Result<Authority, AuthorityError> {
-        Authority::from_root("the Secret", pem, pem, &domain())
+    fn founded() -> Keyring {
+        Keyring::found(&domain(), SystemTime::now()).unwrap()
+    }
+
+    fn of(keyring: &Keyring) -> Result<Authority, AuthorityError> {
+        Authority::of_keyring("the Secret", keyring, &domain())
     }
 
     /// A certificate as a node proxy takes it.
@@ -430,36 +418,68 @@ mod tests {
 
     #[test]
     fn two_replicas_of_one_root_sign_by_intermediates_of_their_own_under_the_same_root() {
-        let root = Authority::new_root(&domain()).unwrap();
-        let [one, two] = [from_root(&root).unwrap(), from_root(&root).unwrap()];
+        let keyring = founded();
+        let [one, two] = [of(&keyring).unwrap(), of(&keyring).unwrap()];
         assert_eq!(one.root_pem(), two.root_pem());
-        assert!(String::from_utf8_lossy(&root).contains(one.root_pem()));
-        let intermediate = |authority: &Authority| lock(&authority.signing).signer.pem.clone();
-        assert_ne!(intermediate(&one), intermediate(&two));
+        assert_ne!(one.signer_pem(), two.signer_pem());
         certificate(&one);
         certificate(&two);
     }
 
     #[test]
+    fn a_change_of_root_is_followed_step_by_step_and_every_answer_has_all_roots_last() {
+        let (mut keyring, now) = (founded(), SystemTime::now());
+        let authority = of(&keyring).unwrap();
+        let old = certificate(&authority);
+        let mut served = vec![authority.root_pem()];
+        let mut signers = vec![authority.signer_pem()];
+        for (step, roots) in [(Step::Publish, 2), (Step::Sign, 2), (Step::Renew, 2), (Step::Retire, 1)] {
+            assert!(keyring.take(step, true, &domain(), now).done);
+            authority.adopt(&keyring).unwrap();
+            let id = SpiffeId::parse("spiffe://cluster.local/ns/shop/sa/cart").unwrap();
+            let key = PrivateKey::generate().unwrap();
+            let public_key = csr::public_key(&key.request(&id).unwrap()).unwrap();
+            let chain = authority
+                .sign(&id, &public_key, Duration::from_secs(600))
+                .unwrap()
+                .chain;
+            assert_eq!(chain.len(), 3, "{step:?}");
+            assert_eq!(chain[2].matches("BEGIN CERTIFICATE").count(), roots, "{step:?}");
+            assert_eq!(chain[2], *authority.root_pem(), "{step:?}");
+            Certificate::new(&id, &chain, key).unwrap();
+            served.push(authority.root_pem());
+            signers.push(authority.signer_pem());
+        }
+        drop(old);
+        // The intermediate is another only where it has to be.
+        assert_eq!(signers[0], signers[1]);
+        assert!(signers[1] != signers[2] && signers[2] != signers[3]);
+        assert_eq!(signers[3], signers[4]);
+        // An older keyring, of a replica that has fallen behind, takes nothing back.
+        let known = authority.root_pem();
+        authority.adopt(&founded()).unwrap();
+        assert_eq!(authority.root_pem(), known);
+    }
+
+    #[test]
     fn a_root_of_another_trust_domain_or_without_its_key_is_refused() {
-        let foreign = Authority::new_root(&TrustDomain::parse("elsewhere").unwrap()).unwrap();
-        assert!(matches!(from_root(&foreign), Err(AuthorityError::TrustDomain { .. })));
-        assert!(matches!(from_root(b"nothing"), Err(AuthorityError::Unsound { .. })));
+        let elsewhere = TrustDomain::parse("elsewhere").unwrap();
+        let foreign = Keyring::found(&elsewhere, SystemTime::now()).unwrap();
+        assert!(matches!(of(&foreign), Err(AuthorityError::TrustDomain { .. })));
+        let nothing = Keyring::of_root(b"nothing", b"nothing").unwrap();
+        assert!(matches!(of(&nothing), Err(AuthorityError::Unsound { .. })));
     }
 
     #[test]
     fn a_provided_intermediate_signs_and_is_replaced_only_below_the_same_root() {
-        let provided = |root: &Authority| {
-            let Keeping::Root { root } = &root.keeping else {
-                panic!()
-            };
+        let provided = |keyring: &Keyring| {
+            let root = signing_root("the Secret", keyring, &domain()).unwrap();
             let made = root.make_intermediate(&domain(), SystemTime::now()).unwrap();
             Provided::parse(&made, &made, root.pem.as_bytes(), None, SystemTime::now()).unwrap()
         };
-        let [root, other] = [(); 2].map(|()| from_root(&Authority::new_root(&domain()).unwrap()).unwrap());
+        let [root, other] = [(); 2].map(|()| founded());
         let authority = Authority::from_provided("the Secret", provided(&root), &domain()).unwrap();
-        assert_eq!(authority.root_pem(), root.root_pem());
-        assert!(authority.root_key().is_none());
+        assert_eq!(*authority.root_pem(), root.bundle());
         certificate(&authority);
         authority.replace_provided("the Secret", provided(&root)).unwrap();
         certificate(&authority);

@@ -9,8 +9,11 @@ use kube::Client;
 use thiserror::Error;
 
 use super::authority::{Authority, AuthorityError};
+use super::leader::{Candidate, Leadership, Times};
 use super::root::PublishedRoot;
+use super::rotation::{Desk, Keeper, Watched};
 use super::secret::SecretPlace;
+use super::trust_bundle::TrustBundle;
 use crate::admin::{Pending, Readiness};
 use crate::identity::TrustDomain;
 
@@ -26,8 +29,18 @@ pub struct ClusterSettings {
     pub key_secret: String,
     /// A Secret with an intermediate of somebody else's hierarchy, to be used instead.
     pub intermediate_secret: Option<String>,
-    /// The ConfigMap that the root is published in.
+    /// The ConfigMap that the roots are published in.
     pub root_config_map: String,
+    /// The ConfigMap of requests for a change of keys.
+    pub rotation_config_map: String,
+    /// The Lease of whoever may change keys.
+    pub lease: String,
+    /// The ClusterTrustBundle that the roots are published in besides, if any.
+    pub trust_bundle: Option<String>,
+    /// The longest lifetime of a leaf.
+    pub longest: Duration,
+    /// A name of this process, for people.
+    pub host: String,
 }
 
 /// Why something in the cluster cannot be used.
@@ -46,6 +59,15 @@ pub enum ClusterError {
     /// What users are to provide is not there.
     #[error("{0} is not there; make it, or leave out --intermediate-secret")]
     Missing(String),
+    /// Somebody else is to make it.
+    #[error("{0} is not there yet, and is made by whichever replica leads")]
+    NoLeader(String),
+    /// A Secret of an earlier version, which cannot be changed.
+    #[error(
+        "{0} is immutable, as earlier versions made it, and so its keys cannot be changed; replace it once by one that is not: \
+         kubectl get -o json, without .immutable and .metadata.resourceVersion, into kubectl replace --force -f -"
+    )]
+    Immutable(String),
     /// What is there is not sound.
     #[error(transparent)]
     Authority(#[from] AuthorityError),
@@ -54,7 +76,7 @@ pub enum ClusterError {
 impl ClusterError {
     /// Whether it may be otherwise in a moment without anybody's doing.
     fn may_pass(&self) -> bool {
-        matches!(self, Self::Api { .. } | Self::Missing(_))
+        matches!(self, Self::Api { .. } | Self::Missing(_) | Self::NoLeader(_))
     }
 }
 
@@ -80,32 +102,80 @@ pub(super) fn is_conflict(error: &kube::Error) -> bool {
 /// What runs as long as the authority does. Ends only when it must not go on.
 pub(super) type Upkeep = Pin<Box<dyn Future<Output = ClusterError> + Send>>;
 
-/// Opens the authority of the cluster, waiting for the API server if need be, and publishes its root.
+/// An authority of a cluster, opened.
+pub(super) struct Opened {
+    pub(super) authority: Arc<Authority>,
+    pub(super) upkeep: Upkeep,
+    /// Of the keys, where they are its own.
+    pub(super) watched: Watched,
+    /// Who may change them, and the task that stands for election, which is done when it has let go.
+    pub(super) leadership: Option<(Leadership, tokio::task::JoinHandle<()>)>,
+}
+
+/// Opens the authority of the cluster, waiting for the API server if need be, and publishes its roots. `stop` ends what
+/// stands for election.
 pub(super) async fn open(
     client: Client,
     settings: &ClusterSettings,
     trust_domain: &TrustDomain,
     readiness: &Readiness,
-) -> Result<(Arc<Authority>, Upkeep), ClusterError> {
-    let place = |name: &str| SecretPlace::new(client.clone(), &settings.namespace, name);
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> Result<Opened, ClusterError> {
+    let namespace = &settings.namespace;
+    let place = |name: &str| SecretPlace::new(client.clone(), namespace, name);
     let pending = readiness.pending("the key");
-    let (authority, upkeep): (_, Upkeep) = match &settings.intermediate_secret {
+    let opened = match &settings.intermediate_secret {
         Some(name) => {
             let place = place(name);
             let authority = Arc::new(insist(&pending, || place.open_provided(trust_domain)).await?);
-            (authority.clone(), Box::pin(place.keep_provided(authority)))
+            Opened {
+                authority: authority.clone(),
+                upkeep: Box::pin(place.keep_provided(authority)),
+                watched: Watched::default(),
+                leadership: None,
+            }
         }
         None => {
-            let place = place(&settings.key_secret);
-            let authority = Arc::new(insist(&pending, || place.open_root(trust_domain)).await?);
-            (authority.clone(), Box::pin(place.keep_root(authority)))
+            let candidate = Candidate::new(
+                client.clone(),
+                namespace,
+                &settings.lease,
+                &settings.host,
+                Times::default(),
+            );
+            let leadership = candidate.leadership();
+            let election = tokio::spawn(candidate.run(stop));
+            let keeper = Keeper {
+                place: place(&settings.key_secret),
+                desk: Desk::new(client.clone(), namespace, &settings.rotation_config_map),
+                leadership: leadership.clone(),
+                trust_domain: trust_domain.clone(),
+                longest: settings.longest,
+                watched: Watched::default(),
+            };
+            let (authority, held) = insist(&pending, || keeper.open()).await?;
+            let authority = Arc::new(authority);
+            let watched = keeper.watched.clone();
+            Opened {
+                authority: authority.clone(),
+                upkeep: Box::pin(keeper.keep(authority, held)),
+                watched,
+                leadership: Some((leadership, election)),
+            }
         }
     };
     pending.done();
-    let (namespace, name) = (&settings.namespace, &settings.root_config_map);
-    let root = PublishedRoot::new(client, namespace, name, authority.root_pem().to_owned());
+    let root = PublishedRoot::new(
+        client.clone(),
+        namespace,
+        &settings.root_config_map,
+        opened.authority.roots(),
+    );
     tokio::spawn(root.keep(readiness.pending("publishing the root")));
-    Ok((authority, upkeep))
+    if let Some(name) = &settings.trust_bundle {
+        tokio::spawn(TrustBundle::new(client, name, opened.authority.roots()).keep());
+    }
+    Ok(opened)
 }
 
 /// Tries until it succeeds, or fails in a way that does not pass.

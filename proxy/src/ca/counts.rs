@@ -1,6 +1,8 @@
 //! What the authority counts.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use prometheus_client::encoding::EncodeLabelSet;
@@ -22,6 +24,7 @@ pub struct Counts {
     reviews: Counter,
     limited: Family<Reason, Counter>,
     audit_lost: Counter,
+    by_reason: Arc<Mutex<BTreeMap<&'static str, u64>>>,
     signer_expiry: Gauge<u64, AtomicU64>,
 }
 
@@ -33,6 +36,8 @@ impl Counts {
 
     pub(super) fn refused(&self, reason: &'static str) {
         self.refused.get_or_create(&Reason { reason }).inc();
+        let mut by_reason = self.by_reason.lock().unwrap_or_else(PoisonError::into_inner);
+        *by_reason.entry(reason).or_default() += 1;
     }
 
     pub(super) fn limited(&self, limit: &'static str) {
@@ -43,7 +48,19 @@ impl Counts {
         self.audit_lost.inc();
     }
 
-    #[cfg(test)]
+    pub(super) fn granted(&self) -> u64 {
+        self.issued.get()
+    }
+
+    /// How many were refused, by reason.
+    pub(super) fn refusals(&self) -> BTreeMap<String, u64> {
+        let by_reason = self.by_reason.lock().unwrap_or_else(PoisonError::into_inner);
+        by_reason
+            .iter()
+            .map(|(reason, count)| ((*reason).to_owned(), *count))
+            .collect()
+    }
+
     pub(super) fn lost(&self) -> u64 {
         self.audit_lost.get()
     }

@@ -70,7 +70,7 @@ fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> File
 /// A folder that only its owner can enter, held by this process while the value lives.
 pub(super) struct Folder {
     path: PathBuf,
-    _lock: File,
+    _lock: Option<File>,
 }
 
 impl Folder {
@@ -81,6 +81,14 @@ impl Folder {
             Err(fs::TryLockError::WouldBlock) => Err(FileError::InUse(path.to_path_buf())),
             Err(fs::TryLockError::Error(error)) => Err(io_error("lock", lock_path)(error)),
         })
+    }
+
+    /// A folder that another process holds. What is read or written there must be whole at any moment.
+    pub(super) fn looked_at(path: &Path) -> Self {
+        Self {
+            path: path.to_path_buf(),
+            _lock: None,
+        }
     }
 
     /// As [`Folder::open`], but waits for another process to let go of it.
@@ -114,7 +122,7 @@ impl Folder {
         take(&lock, &lock_path)?;
         Ok(Self {
             path: path.to_path_buf(),
-            _lock: lock,
+            _lock: Some(lock),
         })
     }
 
@@ -170,6 +178,16 @@ impl Folder {
         let staged = self.stage(name, content, mode)?;
         fs::rename(&staged, &path).map_err(io_error("replace", &path))?;
         self.sync()
+    }
+
+    /// Removes a file that may not be there.
+    pub(super) fn remove(&self, name: &str) -> Result<(), FileError> {
+        let path = self.file(name);
+        match fs::remove_file(&path) {
+            Ok(()) => self.sync(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(io_error("remove", &path)(error)),
+        }
     }
 
     fn stage(&self, name: &str, content: &[u8], mode: u32) -> Result<PathBuf, FileError> {

@@ -6,12 +6,13 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::State;
-use axum::http::{HeaderMap, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use prometheus_client::registry::Registry;
 
 use super::counts::Counts;
+use super::status::Telling;
 use crate::admin::{AdminError, AdminListener, Readiness, exposition, readiness_page};
 use crate::telemetry::encode;
 
@@ -19,12 +20,18 @@ use crate::telemetry::encode;
 struct Page {
     readiness: Readiness,
     registry: Arc<Registry>,
+    telling: Telling,
 }
 
 /// Serves readiness and metrics until the process ends.
-pub(super) async fn serve_health(address: SocketAddr, readiness: Readiness, counts: &Counts) -> Result<(), AdminError> {
+pub(super) async fn serve_health(
+    address: SocketAddr,
+    readiness: Readiness,
+    counts: &Counts,
+    telling: Telling,
+) -> Result<(), AdminError> {
     let listener = AdminListener::bind_anywhere(address).await?;
-    let router = router(readiness, counts);
+    let router = router(readiness, counts, telling);
     tokio::spawn(async move {
         if let Err(error) = axum::serve(listener, router).await {
             tracing::error!(%error, "the health page is no longer served");
@@ -34,7 +41,7 @@ pub(super) async fn serve_health(address: SocketAddr, readiness: Readiness, coun
     Ok(())
 }
 
-fn router(readiness: Readiness, counts: &Counts) -> Router {
+fn router(readiness: Readiness, counts: &Counts, telling: Telling) -> Router {
     Router::new()
         .route(
             "/healthz/ready",
@@ -42,10 +49,26 @@ fn router(readiness: Readiness, counts: &Counts) -> Router {
         )
         .route("/healthz/live", get(async || "live\n"))
         .route("/metrics", get(metrics))
+        .route(
+            "/status",
+            get(async |State(page): State<Page>| json(page.telling.status())),
+        )
+        .route(
+            "/spiffe-bundle",
+            get(async |State(page): State<Page>| json(page.telling.spiffe_bundle())),
+        )
         .with_state(Page {
             readiness,
             registry: Arc::new(counts.registry()),
+            telling,
         })
+}
+
+fn json(content: Option<String>) -> Response {
+    match content {
+        Some(content) => ([(header::CONTENT_TYPE, "application/json")], content).into_response(),
+        None => (StatusCode::SERVICE_UNAVAILABLE, "the authority has no keys yet\n").into_response(),
+    }
 }
 
 async fn metrics(State(page): State<Page>, headers: HeaderMap) -> Response {
@@ -83,7 +106,7 @@ mod tests {
             .await
             .unwrap();
         let address = listener.local_addr().unwrap();
-        tokio::spawn(axum::serve(listener, router(readiness, &counts)).into_future());
+        tokio::spawn(axum::serve(listener, router(readiness, &counts, Telling::new(counts.clone()))).into_future());
         counts.issued(SystemTime::UNIX_EPOCH);
         counts.refused("not_on_node");
 
@@ -95,6 +118,9 @@ mod tests {
         pending.done();
         assert!(get_page(address, "/healthz/ready").await.starts_with("HTTP/1.1 200"));
         assert!(get_page(address, "/healthz/live").await.starts_with("HTTP/1.1 200"));
+        for path in ["/status", "/spiffe-bundle"] {
+            assert!(get_page(address, path).await.starts_with("HTTP/1.1 503"));
+        }
         let metrics = get_page(address, "/metrics").await;
         assert!(metrics.contains("adit_ca_certificates_issued_total 1"), "{metrics}");
         assert!(

@@ -1,4 +1,4 @@
-//! The authority's key in Secrets of the cluster: its own root, made once, or an intermediate that users provide.
+//! The authority's keys in Secrets of the cluster: its own roots, or an intermediate that users provide.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,16 +8,18 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
-use zeroize::{Zeroize, Zeroizing};
+use zeroize::Zeroize;
 
 use super::authority::{Authority, AuthorityError};
 use super::cluster::{ClusterError, api_error, is_conflict};
+use super::keyring::Keyring;
 use super::provided::{self, Provided};
 use crate::identity::TrustDomain;
 
-/// The keys of our own Secret.
+/// The keys of our own Secret: the root that signs, and all roots with what is to become of them.
 const ROOT_KEY: &str = "root-key.pem";
 const ROOT_CERTIFICATE: &str = "root-cert.pem";
+const KEYRING: &str = "keyring.json";
 /// The names that cert-manager gives to what Istio's users call `ca-cert.pem` and so on. Its certificate is followed by
 /// those above.
 const TLS_CERTIFICATE: &str = "tls.crt";
@@ -49,62 +51,90 @@ impl SecretPlace {
         Ok(found.map_err(api_error("read", &self.place))?.map(Content))
     }
 
-    /// The authority of the root in the Secret. Where there is no Secret it is made, with a new root; of several
-    /// processes that do so at once one wins, and all have its root.
-    pub(super) async fn open_root(&self, trust_domain: &TrustDomain) -> Result<Authority, ClusterError> {
-        loop {
-            let content = match self.read().await? {
-                Some(content) => content,
-                None => match self.create(&Authority::new_root(trust_domain)?).await? {
-                    Some(created) => created,
-                    None => continue,
-                },
-            };
-            return self.root_of(&content, trust_domain);
-        }
-    }
-
-    fn root_of(&self, content: &Content, trust_domain: &TrustDomain) -> Result<Authority, ClusterError> {
-        let key = self.needed(content, ROOT_KEY)?;
-        let certificate = self.needed(content, ROOT_CERTIFICATE)?;
-        Ok(Authority::from_root(&self.place, key, certificate, trust_domain)?)
+    /// The roots in the Secret, if it is there.
+    pub(super) async fn load(&self) -> Result<Option<Kept>, ClusterError> {
+        let Some(content) = self.read().await? else {
+            return Ok(None);
+        };
+        let keyring = match content.get(KEYRING) {
+            Some(written) => Keyring::read(written),
+            None => Keyring::of_root(
+                self.needed(&content, ROOT_KEY)?,
+                self.needed(&content, ROOT_CERTIFICATE)?,
+            ),
+        };
+        let keyring = keyring.map_err(|reason| self.unsound(reason))?;
+        Ok(Some(Kept { keyring, content }))
     }
 
     fn needed<'a>(&self, content: &'a Content, key: &str) -> Result<&'a [u8], AuthorityError> {
         content.get(key).ok_or_else(|| self.unsound(format!("it has no {key}")))
     }
 
-    fn unsound(&self, reason: String) -> AuthorityError {
+    pub(super) fn unsound(&self, reason: String) -> AuthorityError {
         AuthorityError::Unsound {
             place: self.place.clone(),
             reason,
         }
     }
 
-    /// Makes the Secret of a key and certificate, PEM; none if somebody else has just made one.
-    async fn create(&self, root: &[u8]) -> Result<Option<Content>, ClusterError> {
-        let Some((key, certificate)) = split(root) else {
-            return Err(self.unsound("a root was made without a certificate".into()).into());
-        };
-        let data = [(ROOT_KEY, key), (ROOT_CERTIFICATE, certificate)];
-        // Dropped as content, so that the key in it is wiped.
+    /// Makes the Secret; says whether somebody else has not just made one.
+    pub(super) async fn create(&self, keyring: &Keyring) -> Result<bool, ClusterError> {
         let secret = Content(Secret {
             metadata: ObjectMeta {
                 name: Some(self.name.clone()),
                 ..ObjectMeta::default()
             },
-            data: Some(data.map(|(name, pem)| (name.into(), ByteString(pem.to_vec()))).into()),
-            immutable: Some(true),
+            data: Some(self.data(keyring)?),
             ..Secret::default()
         });
         match self.api.create(&PostParams::default(), &secret.0).await {
-            Ok(created) => {
-                tracing::info!("made a new root and put it into {}", self.place);
-                Ok(Some(Content(created)))
-            }
-            Err(error) if is_conflict(&error) => Ok(None),
-            Err(error) => Err(api_error("create", &self.place)(error)),
+            Ok(created) => drop(Content(created)),
+            Err(error) if is_conflict(&error) => return Ok(false),
+            Err(error) => return Err(api_error("create", &self.place)(error)),
         }
+        Ok(true)
+    }
+
+    /// Puts these roots in the place of what was read; says whether nobody else has changed it since.
+    pub(super) async fn replace(&self, keyring: &Keyring, mut was: Kept) -> Result<bool, ClusterError> {
+        if was.is_immutable() {
+            return Err(ClusterError::Immutable(self.place.clone()));
+        }
+        if was.content.version().is_none_or(|version| version.is_empty()) {
+            return Err(self.unsound("the API server gave it no version".into()).into());
+        }
+        // The version in the metadata makes the API server refuse where there is a newer one.
+        let mut data = self.data(keyring)?;
+        std::mem::swap(was.content.0.data.get_or_insert_default(), &mut data);
+        wipe(&mut data);
+        match self
+            .api
+            .replace(&self.name, &PostParams::default(), &was.content.0)
+            .await
+        {
+            Ok(replaced) => drop(Content(replaced)),
+            Err(error) if is_conflict(&error) => return Ok(false),
+            Err(error) => return Err(api_error("change", &self.place)(error)),
+        }
+        Ok(true)
+    }
+
+    fn data(&self, keyring: &Keyring) -> Result<BTreeMap<String, ByteString>, AuthorityError> {
+        let (key, certificate) = keyring.signing();
+        let all = keyring.write().map_err(|reason| self.unsound(reason))?;
+        let data = [
+            (ROOT_KEY, key.as_bytes()),
+            (ROOT_CERTIFICATE, certificate.as_bytes()),
+            (KEYRING, &all),
+        ];
+        Ok(data
+            .map(|(name, content)| (name.into(), ByteString(content.to_vec())))
+            .into())
+    }
+
+    pub(super) fn place(&self) -> &str {
+        &self.place
     }
 
     /// The authority of the intermediate in the Secret.
@@ -136,31 +166,6 @@ impl SecretPlace {
         Provided::parse(certificate?, key?, roots?, chain, SystemTime::now()).map_err(|reason| self.unsound(reason))
     }
 
-    /// Sees to it that the Secret keeps the root that is in use. Ends, with the reason, if it has another.
-    pub(super) async fn keep_root(self, authority: Arc<Authority>) -> ClusterError {
-        loop {
-            tokio::time::sleep(LOOK_EVERY).await;
-            match self.read().await {
-                Ok(Some(content)) if content.get(ROOT_CERTIFICATE) == Some(authority.root_pem().as_bytes()) => {}
-                Ok(Some(_)) => {
-                    let reason = "its root is no longer the one in use; the CA starts anew with what is there now";
-                    return self.unsound(reason.into()).into();
-                }
-                Ok(None) => self.restore(&authority).await,
-                Err(error) => tracing::warn!(%error, "cannot look after the root's key"),
-            }
-        }
-    }
-
-    async fn restore(&self, authority: &Authority) {
-        let Some(key) = authority.root_key() else { return };
-        let root = Zeroizing::new([key.as_bytes(), authority.root_pem().as_bytes()].concat());
-        match self.create(&root).await {
-            Ok(_) => tracing::warn!("{} was gone; it has the root in use again", self.place),
-            Err(error) => tracing::error!(%error, "the root's key is gone from the cluster"),
-        }
-    }
-
     /// Takes newer intermediates from the Secret as they come, below the same root.
     pub(super) async fn keep_provided(self, authority: Arc<Authority>) -> ClusterError {
         let mut seen = None;
@@ -188,6 +193,19 @@ impl SecretPlace {
     }
 }
 
+/// Roots as they are kept, and the version of the Secret that they were read from.
+pub(super) struct Kept {
+    pub(super) keyring: Keyring,
+    content: Content,
+}
+
+impl Kept {
+    /// Whether it cannot be changed, as earlier versions made it.
+    pub(super) fn is_immutable(&self) -> bool {
+        self.content.0.immutable == Some(true)
+    }
+}
+
 /// A Secret whose content is wiped when dropped.
 struct Content(Secret);
 
@@ -204,15 +222,10 @@ impl Content {
 
 impl Drop for Content {
     fn drop(&mut self) {
-        for value in self.0.data.iter_mut().flat_map(|data| data.values_mut()) {
-            value.0.zeroize();
-        }
+        self.0.data.iter_mut().for_each(wipe);
     }
 }
 
-/// Key and certificate of a text that has one after the other.
-fn split(pem: &[u8]) -> Option<(&[u8], &[u8])> {
-    const BEGIN: &[u8] = b"-----BEGIN CERTIFICATE-----";
-    let at = pem.windows(BEGIN.len()).position(|window| window == BEGIN)?;
-    Some(pem.split_at(at))
+fn wipe(data: &mut BTreeMap<String, ByteString>) {
+    data.values_mut().for_each(|value| value.0.zeroize());
 }

@@ -147,8 +147,8 @@ impl Server {
         self.address
     }
 
-    /// The root that clients must trust, PEM.
-    pub fn root_pem(&self) -> &str {
+    /// The roots that clients must trust, PEM.
+    pub fn root_pem(&self) -> Arc<str> {
         self.service.authority.root_pem()
     }
 
@@ -241,6 +241,7 @@ struct ServingCertificate {
 
 struct Served {
     certificate: Arc<CertifiedKey>,
+    signer: String,
     made: SystemTime,
     due: SystemTime,
 }
@@ -258,7 +259,8 @@ impl ServingCertificate {
     fn at(&self, now: SystemTime) -> Arc<CertifiedKey> {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         // Made in the future: the clock was set back, and the certificate may not be valid yet.
-        if now >= current.due || now < current.made {
+        // Another intermediate signs now: what has signed this certificate may not be trusted for long.
+        if now >= current.due || now < current.made || current.signer != self.authority.signer_pem() {
             match Served::make(&self.authority, &self.names, now) {
                 Ok(new) => *current = new,
                 Err(error) => tracing::error!(%error, "the serving certificate could not be renewed"),
@@ -271,10 +273,11 @@ impl ServingCertificate {
 impl Served {
     fn make(authority: &Authority, names: &[String], now: SystemTime) -> Result<Self, AuthorityError> {
         // It expires sooner where what signs it does.
-        let (certificate, not_after) = authority.serving_certificate(names, SERVING_LIFETIME, now)?;
+        let (certificate, not_after, signer) = authority.serving_certificate(names, SERVING_LIFETIME, now)?;
         let life = not_after.duration_since(now).unwrap_or_default();
         Ok(Self {
             certificate: Arc::new(certificate),
+            signer,
             made: now,
             due: now + life / 2,
         })

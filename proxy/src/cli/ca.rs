@@ -1,11 +1,11 @@
-//! `adit ca` and `adit ca token`.
+//! `adit ca` and the commands below it.
 
 use clap::{Args, Subcommand};
 
 use super::args::LogArgs;
 use super::drain::StopSignals;
 use super::logging::LogSettings;
-use super::source::{Source, SourceArgs};
+use super::source::{Source, SourceArgs, SourceKind};
 use crate::ca;
 use crate::mesh::source::kubernetes::View;
 use crate::mesh::source::kubernetes::events::{Events, Reporter};
@@ -29,6 +29,16 @@ pub struct CaCommand {
 #[derive(Debug, Clone, Subcommand)]
 enum Below {
     Token(ca::TokenArgs),
+    Rotate(Box<Rotate>),
+    Status(ca::StatusArgs),
+}
+
+#[derive(Debug, Clone, Args)]
+struct Rotate {
+    #[command(flatten)]
+    rotate: ca::RotateArgs,
+    #[command(flatten)]
+    source: SourceArgs,
 }
 
 impl CaCommand {
@@ -42,8 +52,19 @@ impl CaCommand {
 pub(super) async fn run(command: CaCommand) -> anyhow::Result<()> {
     match command.below {
         Some(Below::Token(args)) => ca::run_token(args),
+        Some(Below::Rotate(command)) => rotate(command.rotate, command.source).await,
+        Some(Below::Status(args)) => ca::run_status(&args),
         None => serve(command.source, command.serve, command.log.log_format).await,
     }
+}
+
+async fn rotate(args: ca::RotateArgs, source: SourceArgs) -> anyhow::Result<()> {
+    let trust_domain = source.trust_domain.clone();
+    let client = match source.source {
+        SourceKind::File => None,
+        SourceKind::Kubernetes => Source::open(&source.try_into()?, View::Authority).await?.client(),
+    };
+    ca::run_rotate(args, client, &trust_domain).await
 }
 
 async fn serve(mut source: SourceArgs, args: ca::CaArgs, log_format: LogFormat) -> anyhow::Result<()> {
@@ -60,6 +81,7 @@ async fn serve(mut source: SourceArgs, args: ca::CaArgs, log_format: LogFormat) 
         client: source.client(),
         cluster_domain,
         trust_domain,
+        host: host_name(),
         log_format,
     };
     if let Some(client) = source.client() {

@@ -86,9 +86,12 @@ fn each_part_may_do_what_it_must_and_nothing_more() {
     ];
     let at_home = [
         "create secrets",
-        "get secrets/adit-ca-key",
+        "get,update secrets/adit-ca-key",
         "create configmaps",
         "get,update,watch configmaps/adit-ca-root",
+        "get,update configmaps/adit-ca-rotation",
+        "create leases.coordination.k8s.io",
+        "get,update leases.coordination.k8s.io/adit-ca",
     ];
     for namespace in [SYSTEM, &world.namespace] {
         assert_eq!(
