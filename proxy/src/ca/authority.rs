@@ -192,15 +192,22 @@ impl Authority {
         })
     }
 
-    /// Signs by this newer intermediate from now on. One below another root is refused: those who trust the root so
-    /// far would not trust what it signs.
+    /// Signs by this newer intermediate from now on, and has its roots trusted. One below a root that was not among those so
+    /// far is refused: those who trust them would not trust what it signs.
     pub fn replace_provided(&self, place: &str, provided: Provided) -> Result<(), AuthorityError> {
         check_provided(place, &provided, &self.trust_domain)?;
-        if provided.roots_pem != *self.root_pem() {
-            let reason = "its root is another than the one in use; restart the CA to change over to it";
+        if !provided.leads_to(&self.root_pem(), SystemTime::now()) {
+            let reason = "it is below none of the roots in use; add its root to them first, and change over to it later, or \
+                          restart the CA to change over at once";
             return Err(unsound(place, reason.into()));
         }
+        let roots = Arc::<str>::from(provided.roots_pem.as_str());
         *lock(&self.signing) = Arc::new(Signing::provided(provided));
+        self.bundle.send_if_modified(|known| {
+            let changed = *known != roots;
+            *known = roots;
+            changed
+        });
         Ok(())
     }
 
@@ -485,5 +492,18 @@ mod tests {
         certificate(&authority);
         assert!(authority.replace_provided("the Secret", provided(&other)).is_err());
         certificate(&authority);
+
+        // The other root is added, changed over to, and the first taken away.
+        let both = [root.bundle(), other.bundle()].concat();
+        let with = |keyring: &Keyring, roots: &str| {
+            let made = signing_root("the Secret", keyring, &domain()).unwrap();
+            let made = made.make_intermediate(&domain(), SystemTime::now()).unwrap();
+            Provided::parse(&made, &made, roots.as_bytes(), None, SystemTime::now()).unwrap()
+        };
+        for (below, roots) in [(&root, &both), (&other, &both), (&other, &other.bundle())] {
+            authority.replace_provided("the Secret", with(below, roots)).unwrap();
+            assert_eq!(*authority.root_pem(), **roots);
+            certificate(&authority);
+        }
     }
 }

@@ -64,6 +64,17 @@ impl Provided {
     }
 }
 
+impl Provided {
+    /// Whether who trusts these roots, PEM, trusts what it signs.
+    pub(super) fn leads_to(&self, roots: &str, now: SystemTime) -> bool {
+        let Ok(roots) = signer::certificates(roots.as_bytes()) else {
+            return false;
+        };
+        let between: Vec<Block> = self.above.iter().cloned().zip(self.above_pem.iter().cloned()).collect();
+        path(&self.signer.certificate, &between, &roots, now).is_ok()
+    }
+}
+
 /// A certificate and its PEM.
 type Block = (CertificateDer<'static>, String);
 

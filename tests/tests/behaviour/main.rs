@@ -8,6 +8,7 @@ mod abrupt_clients;
 mod bulk;
 mod by_cgroup;
 mod bypass;
+mod ca_rotation;
 mod ca_trouble;
 mod check;
 mod clock;

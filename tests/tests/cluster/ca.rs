@@ -165,7 +165,6 @@ fn replicas_make_one_root_and_keep_it_published() {
         found["data"]["root-cert.pem"].as_str().unwrap_or_default().to_owned()
     };
     let (key, published) = (secret(), root());
-    assert_eq!(key["immutable"], true);
     assert!(published.contains("BEGIN CERTIFICATE"));
     cluster
         .kubectl([
@@ -210,4 +209,52 @@ fn replicas_make_one_root_and_keep_it_published() {
         .await_object("the key to be there again", Duration::from_secs(45), &again, right)
         .unwrap();
     assert_eq!(root(), published);
+}
+
+#[test]
+fn the_replica_that_leads_publishes_a_new_root_on_request_and_another_does_after_it_has_gone() {
+    let cluster = meshed();
+    let root = || {
+        let found = cluster.get(ROOT).unwrap_or_default();
+        found["data"]["root-cert.pem"].as_str().unwrap_or_default().to_owned()
+    };
+    let leader = || {
+        let lease = cluster
+            .get(["lease", "--namespace", SYSTEM, "adit-ca"])
+            .unwrap_or_default();
+        let holder = lease["spec"]["holderIdentity"].as_str().unwrap_or_default();
+        holder
+            .rsplit_once('_')
+            .map_or_else(String::new, |(pod, _)| pod.to_owned())
+    };
+    let ask = |step: &str| {
+        let request = serde_json::json!({"id": format!("{step}-{}", number()), "step": step}).to_string();
+        let patch = serde_json::json!({"data": {"request": request}}).to_string();
+        let desk = [
+            "patch",
+            "configmap",
+            "--namespace",
+            SYSTEM,
+            "adit-ca-rotation",
+            "--patch",
+            &patch,
+        ];
+        cluster.kubectl(desk).unwrap();
+    };
+    let before = root();
+    await_that("a leader", || !leader().is_empty());
+    ask("publish");
+    await_that("two roots", || root().matches("BEGIN CERTIFICATE").count() == 2);
+    assert!(root().starts_with(&before));
+    let first = leader();
+    cluster.delete(SYSTEM, &["pod", &first]).unwrap();
+    await_that("another leader", || !leader().is_empty() && leader() != first);
+    ask("cancel");
+    await_that("one root again", || root() == before);
+}
+
+/// A number that no request has had.
+fn number() -> u128 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    now.unwrap_or_default().as_nanos()
 }
