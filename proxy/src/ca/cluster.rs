@@ -59,6 +59,9 @@ pub enum ClusterError {
     /// What users are to provide is not there.
     #[error("{0} is not there; make it, or leave out --intermediate-secret")]
     Missing(String),
+    /// Somebody has put another authority's in their place.
+    #[error("{0} has other roots than those in use; the CA starts anew with what is there now")]
+    Replaced(String),
     /// Somebody else is to make it.
     #[error("{0} is not there yet, and is made by whichever replica leads")]
     NoLeader(String),

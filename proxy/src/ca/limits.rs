@@ -1,7 +1,7 @@
 //! How much one caller may ask for, so that whatever it does there is room for the others.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -23,6 +23,8 @@ pub struct LimitSettings {
     pub in_flight: u32,
     /// Requests of all callers that are under way, those among them that nobody has authenticated yet.
     pub all_in_flight: usize,
+    /// Requests from one address that are under way, whoever makes them.
+    pub of_address: usize,
 }
 
 impl Default for LimitSettings {
@@ -31,7 +33,8 @@ impl Default for LimitSettings {
             rate: 100,
             burst: 1000,
             in_flight: 256,
-            all_in_flight: 4096,
+            all_in_flight: 8192,
+            of_address: 512,
         }
     }
 }
@@ -57,6 +60,14 @@ pub enum Overload {
         /// The limit.
         limit: u32,
     },
+    /// Of whoever is behind an address.
+    #[error("{limit} requests from {address} are under way, which is the limit; try again later")]
+    Address {
+        /// Where they come from.
+        address: IpAddr,
+        /// The limit.
+        limit: usize,
+    },
     /// Everybody's.
     #[error("the CA has {0} requests under way, which is its limit; try again later")]
     Busy(usize),
@@ -68,6 +79,7 @@ impl Overload {
         match self {
             Self::Rate { .. } => "rate",
             Self::InFlight { .. } => "in_flight",
+            Self::Address { .. } => "address",
             Self::Busy(_) => "busy",
         }
     }
@@ -76,8 +88,15 @@ impl Overload {
 /// Keeps callers to their limits.
 pub(super) struct Limits {
     settings: LimitSettings,
-    all: AtomicUsize,
+    under_way: Mutex<UnderWay>,
     callers: Mutex<HashMap<String, Use>>,
+}
+
+/// Requests under way.
+#[derive(Default)]
+struct UnderWay {
+    all: usize,
+    of_addresses: HashMap<IpAddr, usize>,
 }
 
 /// What a caller has used of its share.
@@ -102,19 +121,27 @@ impl Limits {
     pub(super) fn new(settings: LimitSettings) -> Self {
         Self {
             settings,
-            all: AtomicUsize::new(0),
+            under_way: Mutex::default(),
             callers: Mutex::default(),
         }
     }
 
     /// Before anything is done for a request.
-    pub(super) fn enter(&self) -> Result<Entered<'_>, Overload> {
-        let entered = Entered(&self.all);
-        let before = self.all.fetch_add(1, Ordering::Relaxed);
-        if before >= self.settings.all_in_flight {
-            return Err(Overload::Busy(self.settings.all_in_flight));
+    pub(super) fn enter(&self, peer: Option<IpAddr>) -> Result<Entered<'_>, Overload> {
+        let address = peer.unwrap_or(IpAddr::from([0; 4]));
+        let (all, limit) = (self.settings.all_in_flight, self.settings.of_address);
+        let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+        if under_way.all >= all {
+            return Err(Overload::Busy(all));
         }
-        Ok(entered)
+        let of_address = under_way.of_addresses.entry(address).or_default();
+        if *of_address >= limit {
+            return Err(Overload::Address { address, limit });
+        }
+        *of_address += 1;
+        under_way.all += 1;
+        drop(under_way);
+        Ok(Entered { limits: self, address })
     }
 
     /// Before anything is done for a caller that is known to be who it says.
@@ -162,11 +189,21 @@ fn share_of(caller: &Caller) -> String {
 }
 
 /// A request under way.
-pub(super) struct Entered<'a>(&'a AtomicUsize);
+pub(super) struct Entered<'a> {
+    limits: &'a Limits,
+    address: IpAddr,
+}
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        let mut under_way = self.limits.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+        under_way.all -= 1;
+        if let Some(count) = under_way.of_addresses.get_mut(&self.address) {
+            *count -= 1;
+            if *count == 0 {
+                under_way.of_addresses.remove(&self.address);
+            }
+        }
     }
 }
 
@@ -206,6 +243,7 @@ mod tests {
             burst: 3,
             in_flight: 2,
             all_in_flight: 4,
+            of_address: 3,
         })
     }
 
@@ -260,10 +298,15 @@ mod tests {
     #[test]
     fn all_together_have_a_limit_too() {
         let limits = limits();
-        let held: Vec<_> = (0..4).map(|_| limits.enter().ok().unwrap()).collect();
-        assert_eq!(limits.enter().err(), Some(Overload::Busy(4)));
+        let [one, two] = [1, 2].map(|number| IpAddr::from([10, 0, 0, number]));
+        let mut held: Vec<_> = (0..3).map(|_| limits.enter(Some(one)).ok().unwrap()).collect();
+        let full = Overload::Address { address: one, limit: 3 };
+        assert_eq!(limits.enter(Some(one)).err(), Some(full));
+        held.push(limits.enter(Some(two)).ok().unwrap());
+        assert_eq!(limits.enter(Some(two)).err(), Some(Overload::Busy(4)));
         drop(held);
-        assert!(limits.enter().is_ok());
+        assert!(limits.enter(Some(one)).is_ok());
+        assert!(limits.under_way.lock().unwrap().of_addresses.is_empty());
     }
 
     #[test]

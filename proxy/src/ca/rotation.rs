@@ -185,7 +185,8 @@ impl Keeper {
             tokio::time::sleep(LOOK_EVERY).await;
             match self.look(&authority, &mut held).await {
                 Ok(()) => {}
-                Err(error @ ClusterError::Authority(_)) => return error,
+                Err(error @ ClusterError::Replaced(_)) => return error,
+                // What is in use stays in use, whatever is wrong with what is there.
                 Err(error) => tracing::warn!(%error, "cannot look after the keys"),
             }
         }
@@ -213,8 +214,7 @@ impl Keeper {
                 return Ok(());
             }
             _ => {
-                let reason = "its roots are not those in use; the CA starts anew with what is there now";
-                return Err(self.place.unsound(reason.into()).into());
+                return Err(ClusterError::Replaced(self.place.place().to_owned()));
             }
         };
         if self.leadership.is_mine() {
@@ -433,7 +433,7 @@ mod tests {
         api.remove(SECRET);
         let foreign = Keyring::found(&domain(), SystemTime::now()).unwrap();
         assert!(replica.keeper.place.create(&foreign).await.unwrap());
-        assert!(matches!(replica.look().await, Err(ClusterError::Authority(_))));
+        assert!(matches!(replica.look().await, Err(ClusterError::Replaced(_))));
         assert_eq!(keyring_of(&api.object(SECRET).unwrap()).bundle(), foreign.bundle());
     }
 

@@ -134,8 +134,8 @@ impl Service {
     ) -> Result<(SignedCertificate, Duration), Denial> {
         let requested = requested_identity(request);
         entry.asks_for(requested);
-        let _entered = self.limits.enter()?;
         let peer = entry.peer.map(|peer| peer.ip());
+        let _entered = self.limits.enter(peer)?;
         let caller = self
             .callers
             .authenticate(bearer(metadata)?, peer, SystemTime::now())

@@ -385,7 +385,8 @@ mod tests {
             known.push(format!("--{long}"));
         }
         let ca = command.find_subcommand("ca").unwrap();
-        for command in [ca, ca.find_subcommand("token").unwrap()] {
+        let below = ["token", "rotate", "status"].map(|name| ca.find_subcommand(name).unwrap());
+        for command in [ca].into_iter().chain(below) {
             for long in command.get_arguments().filter_map(|arg| arg.get_long()) {
                 assert!(
                     DOC.contains(&format!("`--{long}`")),
