@@ -116,8 +116,10 @@ impl KeyFolder {
         let before = keyring.revision;
         keyring.note_lifetime(longest);
         let answer = keyring.take(asked.step, asked.force, trust_domain, now);
-        if keyring.revision != before {
-            self.store(&keyring)?;
+        match keyring.revision == before {
+            // Whoever took the step may have been killed before what follows from it.
+            true => self.tidy(&keyring)?,
+            false => self.store(&keyring)?,
         }
         Ok((answer, keyring))
     }
