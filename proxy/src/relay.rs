@@ -15,7 +15,7 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 
-pub use breaker::Breaker;
+pub use breaker::{Breaker, Grounds};
 pub use tcp::{AppStream, TcpReader, TcpWriter};
 pub use tunnel::{TunnelReader, TunnelWriter};
 
@@ -51,7 +51,7 @@ pub enum Outcome {
     /// This side broke off, and the other was reset.
     Broken(Side, Fault),
     /// It was broken off from here, for the reason given to [`Breaker::cut`], and both sides were reset.
-    Cut(String),
+    Cut(Grounds, String),
 }
 
 /// The reading half of a side.
@@ -104,7 +104,7 @@ pub async fn relay(
     )
     .await;
     if !matches!(outcome, Outcome::Closed(_)) {
-        let forbidden = matches!(outcome, Outcome::Cut(_) | Outcome::Broken(_, Fault::Forbidden));
+        let forbidden = matches!(outcome, Outcome::Cut(Grounds::Policy, _) | Outcome::Broken(_, Fault::Forbidden));
         to_client.abort(forbidden);
         to_server.abort(forbidden);
     }

@@ -8,6 +8,7 @@ use clap::builder::{ArgPredicate, NonEmptyStringValueParser};
 use clap::{Args, ValueEnum};
 
 use super::source::SourceArgs;
+use super::trust::TrustArgs;
 use super::values::{BpfLog, LogLevel, parse_bytes, parse_duration, parse_map_entries, parse_positive_duration};
 use crate::telemetry::LogFormat;
 
@@ -262,6 +263,9 @@ pub struct NodeArgs {
     /// For tests: a map and how many entries it has, instead of those it is made for
     #[arg(long, value_name = "MAP=N", hide = true, value_parser = parse_map_entries)]
     pub(super) map_entries: Vec<(String, u32)>,
+
+    #[command(flatten)]
+    pub(super) trust: TrustArgs,
 
     #[command(flatten)]
     pub(super) source: SourceArgs,

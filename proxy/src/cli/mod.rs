@@ -21,6 +21,7 @@ mod process;
 mod settings;
 mod source;
 mod uninstall;
+mod trust;
 mod values;
 
 use std::ffi::OsString;

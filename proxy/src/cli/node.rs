@@ -26,7 +26,7 @@ use super::values::BpfLog;
 use crate::admin::{AdminState, Readiness, StateSections};
 use crate::dataplane::{Dataplane, DataplaneSettings, DirectConnections, Verdicts, Workers};
 use crate::hbone::HboneSettings;
-use crate::identity::{CaClient, CaSettings, CertStore, CertificateFolder, Issuer, StoreSettings};
+use crate::identity::{CaClient, CaSettings, CertStore, CertificateFolder, Issuer, StoreSettings, Trust};
 use crate::mesh::source::StatusHandle;
 use crate::mesh::source::kubernetes::View;
 use crate::mesh::source::kubernetes::events::{Event, Events, Regarding, Reporter};
@@ -76,7 +76,9 @@ pub async fn run(mut settings: NodeSettings) -> anyhow::Result<()> {
     let events = source
         .client()
         .map_or_else(Events::silent, |client| Events::start(client, reporter));
-    let certs = cert_store(&settings)?;
+    let trust = Trust::new(settings.trust.clone());
+    tokio::spawn(trust.clone().follow());
+    let certs = cert_store(&settings, trust)?;
     let telemetry_settings = TelemetrySettings {
         access_log: settings.access_log,
         cluster_id: settings.ca.cluster_id.clone(),
@@ -90,7 +92,7 @@ pub async fn run(mut settings: NodeSettings) -> anyhow::Result<()> {
     let state = AdminState {
         telemetry: Arc::clone(&telemetry),
         readiness: readiness.clone(),
-        sections: Arc::new(sections(&mesh, &pods, &outcomes, &telemetry, source_status)),
+        sections: Arc::new(sections(&mesh, &pods, &outcomes, &telemetry, source_status, certs.trust().clone())),
         quit: Arc::new(move || {
             quit.send_replace(true);
         }),
@@ -435,7 +437,7 @@ impl KubeletKeeper {
     }
 }
 
-fn cert_store(settings: &NodeSettings) -> anyhow::Result<CertStore> {
+fn cert_store(settings: &NodeSettings, trust: Trust) -> anyhow::Result<CertStore> {
     let ca = &settings.ca;
     let issuer: Arc<dyn Issuer> = match &settings.certificate_folder {
         Some(folder) => Arc::new(CertificateFolder::new(folder.clone())),
@@ -451,6 +453,7 @@ fn cert_store(settings: &NodeSettings) -> anyhow::Result<CertStore> {
     };
     let store = StoreSettings {
         wait: settings.identity_wait,
+        trust,
         ..StoreSettings::default()
     };
     Ok(CertStore::new(issuer, store))
@@ -474,6 +477,7 @@ fn sections(
     outcomes: &Outcomes,
     telemetry: &Arc<Telemetry>,
     source: StatusHandle,
+    trust: Trust,
 ) -> StateSections {
     let (for_services, for_policies, pods, outcomes) = (mesh.clone(), mesh.clone(), pods.clone(), outcomes.clone());
     let (for_certificates, for_connections) = (Arc::clone(telemetry), Arc::clone(telemetry));
@@ -495,6 +499,7 @@ fn sections(
         })
         .with("capture", move || json!(outcomes.all()))
         .with("certificates", move || for_certificates.certificates())
+        .with("trust", move || json!(trust.status()))
         .with("services", move || {
             for_services.load().services().map(|service| json!(service)).collect()
         })

@@ -12,6 +12,7 @@ use super::args::{NodeArgs, StartupMode, Switch};
 use super::logging::LogSettings;
 use super::source::SourceSettings;
 use super::values::BpfLog;
+use crate::identity::{TrustDomain, TrustSettings};
 use crate::telemetry::LogFormat;
 
 /// HTTP/2 lets no window be larger than this (RFC 9113, 6.9.1).
@@ -32,6 +33,9 @@ pub enum SettingsError {
     /// A mesh file that nobody would read.
     #[error("--mesh-file {}: with --source kubernetes no mesh file is read; leave out one of the two", .0.display())]
     MeshFileUnused(PathBuf),
+    /// A trust domain is said to be ours and to be another.
+    #[error("--trust-domain-alias {0} and --trust-domain-bundle {0}=…: it is either this mesh's trust domain or another")]
+    AliasAndForeign(TrustDomain),
     /// A stream's window is larger than its tunnel's.
     #[error("--connection-window {connection} is less than --stream-window {stream}: one stream could fill the tunnel")]
     Windows {
@@ -84,6 +88,8 @@ pub struct NodeSettings {
     pub certificate_folder: Option<PathBuf>,
     /// The certificate authority.
     pub ca: CaClientSettings,
+    /// What peers are verified against.
+    pub trust: TrustSettings,
     /// How long a connection waits for a certificate that is not there yet.
     pub identity_wait: Duration,
     /// Threads that carry connections; at least 1.
@@ -159,6 +165,7 @@ impl TryFrom<NodeArgs> for NodeSettings {
                 cluster_id: args.cluster_id,
                 certificate_ttl: args.certificate_ttl,
             },
+            trust: args.trust.try_into()?,
             identity_wait: args.identity_wait,
             // More threads than CPUs only make them wait for each other; the work never blocks.
             workers: args.workers.map_or_else(cpus, usize::from),

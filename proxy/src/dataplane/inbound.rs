@@ -1,17 +1,18 @@
 //! To a pod of this node: tunnels from other nodes, and plaintext from outside the mesh.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use http::StatusCode;
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
+use tokio::time::sleep;
 
 use super::accept::Drain;
 use super::outbound::{connect_app, permit};
@@ -20,11 +21,14 @@ use super::record::{How, Party, Path, Peer, Phase, Reporter};
 use super::track::{Refusal, Track};
 use super::worker::Worker;
 use crate::hbone::{self, Incoming, ServerConnection, Stream};
-use crate::identity::{Certificate, SpiffeId};
+use crate::identity::{Certificate, PeerChain, SpiffeId};
 use crate::mesh::{Mesh, Workload};
 use crate::node::LocalPod;
 use crate::policy;
 use crate::relay::{AppStream, TunnelReader, TunnelWriter, relay};
+
+/// How long a tunnel's streams may take to be cut before it is closed.
+const CUT_GRACE: Duration = Duration::from_secs(1);
 
 /// A listener is bound to a loopback address, at which nothing is ever steered to it.
 const LISTENER_DIALLED: &str = "the listener itself was dialled";
@@ -53,7 +57,8 @@ pub(super) async fn serve_tunnel(
         Ok(accepted) => accepted,
         Err((mut track, refusal)) => return track.end(refusal),
     };
-    let peer = Rc::new(tunnel.peer().clone());
+    let peer = Arc::clone(tunnel.chain());
+    let given_up = Cell::new(false);
     let streams = RefCell::new(JoinSet::new());
     let mut served = pin!(tunnel.serve(&worker.hbone, drain.begun(), |incoming| {
         // A peer may reset streams, and so get places for more, faster than what was begun for them ends.
@@ -61,19 +66,35 @@ pub(super) async fn serve_tunnel(
             incoming.refuse(StatusCode::SERVICE_UNAVAILABLE);
             return;
         }
-        let (worker, pod, peer) = (Rc::clone(&worker), Arc::clone(&pod), Rc::clone(&peer));
+        if given_up.get() {
+            incoming.refuse(StatusCode::UNAUTHORIZED);
+            return;
+        }
+        let (worker, pod, peer) = (Rc::clone(&worker), Arc::clone(&pod), Arc::clone(&peer));
         let serial = Arc::clone(certificate.serial());
         streams
             .borrow_mut()
             .spawn_local(serve_stream(worker, pod, incoming, from, peer, serial));
     }));
-    let result = poll_fn(|cx| {
+    let serve = poll_fn(|cx| {
         while let Poll::Ready(Some(_)) = streams.borrow_mut().poll_join_next(cx) {}
         served.as_mut().poll(cx)
-    })
-    .await;
-    if let Err(error) = result {
-        tracing::debug!("tunnel from {from} ({peer}): {error}");
+    });
+    // Its streams are cut by the worker, each with the reason in its record; the tunnel goes when they have.
+    let end = async {
+        let reason = peer.given_up().await;
+        given_up.set(true);
+        let begun = Instant::now();
+        while !streams.borrow().is_empty() && begun.elapsed() < CUT_GRACE {
+            sleep(CUT_GRACE / 20).await;
+        }
+        reason
+    };
+    tokio::select! {
+        served = serve => if let Err(error) = served {
+            tracing::debug!("tunnel from {from} ({}): {error}", peer.id());
+        },
+        reason = end => tracing::info!("tunnel from {from}: closing: {reason}"),
     }
     let mut streams = streams.take();
     while streams.join_next().await.is_some() {}
@@ -100,7 +121,7 @@ async fn accept_tunnel(
     };
     track.phase(Phase::Handshake);
     let start = Instant::now();
-    match hbone::accept(tcp, certificate.server_config(), &worker.hbone).await {
+    match hbone::accept(tcp, &certificate, &worker.hbone).await {
         Ok(tunnel) => {
             plane.observer.handshake(Reporter::Destination, start.elapsed());
             track.forget();
@@ -121,23 +142,23 @@ async fn serve_stream(
     pod: Arc<LocalPod>,
     incoming: Incoming,
     from: SocketAddr,
-    peer: Rc<SpiffeId>,
+    peer: Arc<PeerChain>,
     serial: Arc<str>,
 ) {
     let mut track = Track::new(&worker.plane, Reporter::Destination, Path::Hbone, Phase::Request);
     let decided = worker.standing.moment();
     if let Some(draft) = track.draft() {
         draft.certificate_serial = Some(serial);
-        draft.source.identity = Some(SpiffeId::clone(&peer));
+        draft.source.identity = Some(peer.id().clone());
     }
-    let (stream, app, _place) = match Box::pin(connect_stream(&worker, &pod, incoming, from, &peer, &mut track)).await {
+    let (stream, app, _place) = match Box::pin(connect_stream(&worker, &pod, incoming, from, peer.id(), &mut track)).await {
         Ok(connected) => connected,
         Err(refusal) => return track.end(refusal),
     };
     let connection = track.open();
     let (receiver, sender) = stream.split();
     let client = (TunnelReader(receiver), TunnelWriter(sender));
-    let standee = worker.standing.enter(&connection, decided, &worker.plane.mesh);
+    let standee = worker.standing.enter(&connection, Some(&peer), decided, &worker.plane.mesh);
     let (sent, received, breaker) = (&connection.sent, &connection.received, Some(standee.breaker()));
     let outcome = relay(client, app.split(), sent, received, breaker).await;
     app.close_if(&outcome);
@@ -235,7 +256,7 @@ pub(super) async fn serve_plaintext(worker: Rc<Worker>, pod: Arc<LocalPod>, tcp:
         Err(refusal) => return track.end(refusal),
     };
     let connection = track.open();
-    let standee = worker.standing.enter(&connection, decided, &worker.plane.mesh);
+    let standee = worker.standing.enter(&connection, None, decided, &worker.plane.mesh);
     let (sent, received, breaker) = (&connection.sent, &connection.received, Some(standee.breaker()));
     let outcome = relay(client.split(), app.split(), sent, received, breaker).await;
     client.close_if(&outcome);

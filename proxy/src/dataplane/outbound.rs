@@ -17,7 +17,7 @@ use super::record::{Author, How, Party, Path, Peer, Phase, Reporter};
 use super::standing::Standee;
 use super::track::{Refusal, Track};
 use super::worker::Worker;
-use crate::hbone::{HboneError, PoolKey, Shown, Stream, Tunnel};
+use crate::hbone::{HboneError, PoolKey, Stream, Tunnel};
 use crate::mesh::{Mesh, Protocol, SameNode, Workload};
 use crate::node::{LocalPod, dial, dial_as};
 use crate::policy::{self, Verdict};
@@ -60,21 +60,21 @@ pub(super) async fn serve(worker: Rc<Worker>, pod: Arc<LocalPod>, tcp: TcpStream
     let outcome = match next {
         Next::Test => return,
         Next::Tunnel(stream) => {
+            let standee = worker.standing.enter(&connection, stream.peer(), decided, &worker.plane.mesh);
             let (receiver, sender) = stream.split();
             relay(
                 app.split(),
                 (TunnelReader(receiver), TunnelWriter(sender)),
                 sent,
                 received,
-                // The destination's proxy has decided.
-                None,
+                Some(standee.breaker()),
             )
             .await
         }
         Next::Tcp(tcp) => {
             let server = AppStream::new(tcp);
             let local = connection.path == Path::Local;
-            let standee = local.then(|| worker.standing.enter(&connection, decided, &worker.plane.mesh));
+            let standee = local.then(|| worker.standing.enter(&connection, None, decided, &worker.plane.mesh));
             let breaker = standee.as_ref().map(Standee::breaker);
             let outcome = relay(app.split(), server.split(), sent, received, breaker).await;
             server.close_if(&outcome);
@@ -369,12 +369,7 @@ async fn tunnel(
             .map_err(|_| HboneError::ConnectTimeout)?
             .map_err(|error| HboneError::Connect(error.to_string()))?;
             let start = Instant::now();
-            let config = certificate.client_config(&destination);
-            let shown = Shown {
-                serial: Arc::clone(certificate.serial()),
-                not_after: certificate.not_after(),
-            };
-            let tunnel = Tunnel::establish(tcp, config, shown, Rc::clone(&worker.hbone)).await?;
+            let tunnel = Tunnel::establish(tcp, &certificate, &destination, Rc::clone(&worker.hbone)).await?;
             plane.observer.handshake(Reporter::Source, start.elapsed());
             Ok(tunnel)
         }

@@ -5,10 +5,11 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::record::Connection;
+use super::record::{Connection, Path, Reporter};
 use crate::mesh::{Mesh, MeshHandle, Workload};
 use crate::policy::{self, Verdict};
-use crate::relay::Breaker;
+use crate::identity::PeerChain;
+use crate::relay::{Breaker, Grounds};
 
 /// How many connections are reviewed before others have their turn.
 const REVIEWED_AT_ONCE: usize = 256;
@@ -23,6 +24,8 @@ pub(super) struct Standing {
 struct Permitted {
     connection: Arc<Connection>,
     breaker: Breaker,
+    /// What has proven the far end's identity, where a tunnel's handshake has.
+    peer: Option<Arc<PeerChain>>,
 }
 
 /// When a connection was decided on: before or after which review.
@@ -37,13 +40,21 @@ impl Standing {
 
     /// A connection that was permitted is established, and is reviewed from now on. It was decided on at `decided`: if
     /// there was a review since, that has missed it.
-    pub(super) fn enter(&self, connection: &Arc<Connection>, decided: Moment, mesh: &MeshHandle) -> Standee<'_> {
+    pub(super) fn enter(
+        &self,
+        connection: &Arc<Connection>,
+        peer: Option<&Arc<PeerChain>>,
+        decided: Moment,
+        mesh: &MeshHandle,
+    ) -> Standee<'_> {
         let permitted = Rc::new(Permitted {
             connection: Arc::clone(connection),
             breaker: Breaker::default(),
+            peer: peer.cloned(),
         });
         if decided != self.moment() {
             permitted.review(&mesh.load());
+            permitted.review_identity();
         }
         self.open.borrow_mut().insert(connection.id, Rc::clone(&permitted));
         Standee {
@@ -54,10 +65,19 @@ impl Standing {
 
     /// Breaks off the connections that this mesh forbids.
     pub(super) async fn review(&self, mesh: &Mesh) {
+        self.each(|permitted| permitted.review(mesh)).await;
+    }
+
+    /// Breaks off the connections whose far end's identity is proven no more.
+    pub(super) async fn review_identities(&self) {
+        self.each(Permitted::review_identity).await;
+    }
+
+    async fn each(&self, review: impl Fn(&Permitted)) {
         self.reviews.set(self.reviews.get() + 1);
         let open: Vec<_> = self.open.borrow().values().cloned().collect();
         for some in open.chunks(REVIEWED_AT_ONCE) {
-            some.iter().for_each(|permitted| permitted.review(mesh));
+            some.iter().for_each(|permitted| review(permitted));
             tokio::task::yield_now().await;
         }
     }
@@ -66,7 +86,13 @@ impl Standing {
 impl Permitted {
     fn review(&self, mesh: &Mesh) {
         if let Some(rule) = forbidden(mesh, &self.connection) {
-            self.breaker.cut(rule);
+            self.breaker.cut(Grounds::Policy, &rule);
+        }
+    }
+
+    fn review_identity(&self) {
+        if let Some(Err(reason)) = self.peer.as_ref().map(|peer| peer.recheck()) {
+            self.breaker.cut(Grounds::Identity, &reason);
         }
     }
 }
@@ -74,6 +100,10 @@ impl Permitted {
 /// By which rule the mesh forbids the connection. One whose destination is not in the mesh any more ends with that's
 /// enrolment.
 fn forbidden(mesh: &Mesh, connection: &Connection) -> Option<String> {
+    if connection.reporter == Reporter::Source && connection.path == Path::Hbone {
+        // The destination's proxy decides.
+        return None;
+    }
     let known = connection.destination.workload.as_ref()?;
     forbidding_rule(mesh, mesh.workload_by_uid(&known.uid)?, connection)
 }
@@ -127,7 +157,7 @@ mod tests {
     use std::time::{Duration, Instant, SystemTime};
 
     use super::*;
-    use crate::dataplane::record::{Path, Peer, Reporter};
+    use crate::dataplane::record::Peer;
     use crate::identity::{SpiffeId, TrustDomain};
     use crate::mesh::{Action, Clause, Match, MeshParts, Policy, Rule, Scope, test_workload};
 
@@ -186,7 +216,7 @@ mod tests {
     async fn only_what_is_now_forbidden_is_cut_and_by_which_rule() {
         let (standing, handle) = (Standing::default(), MeshHandle::new(mesh(None)));
         let decided = standing.moment();
-        let enter = |id, uri| standing.enter(&connection(id, uri), decided, &handle);
+        let enter = |id, uri| standing.enter(&connection(id, uri), None, decided, &handle);
         let (cart, web, nobody) = (enter(1, Some(CART)), enter(2, Some(WEB)), enter(3, None));
         let all = [&cart, &web, &nobody];
         let cut = || all.map(|standee| standee.breaker().reason());
@@ -209,14 +239,14 @@ mod tests {
         let decided = standing.moment();
         handle.publish(mesh(Some(from(CART))));
         standing.review(&handle.load()).await;
-        let late = standing.enter(&connection(1, Some(CART)), decided, &handle);
+        let late = standing.enter(&connection(1, Some(CART)), None, decided, &handle);
         assert!(late.breaker().reason().is_some());
     }
 
     #[tokio::test]
     async fn what_has_ended_is_forgotten() {
         let (standing, handle) = (Standing::default(), MeshHandle::new(mesh(None)));
-        drop(standing.enter(&connection(1, None), standing.moment(), &handle));
+        drop(standing.enter(&connection(1, None), None, standing.moment(), &handle));
         assert!(standing.open.borrow().is_empty());
     }
 
@@ -227,7 +257,7 @@ mod tests {
         let connections: Vec<_> = (0..5_000).map(|id| connection(id, Some(CART))).collect();
         let standees: Vec<_> = connections
             .iter()
-            .map(|connection| standing.enter(connection, decided, &handle))
+            .map(|connection| standing.enter(connection, None, decided, &handle))
             .collect();
         let closed = mesh(Some(from(CART)));
         let start = Instant::now();

@@ -6,7 +6,7 @@ use std::time::{Instant, SystemTime};
 
 use super::Dataplane;
 use super::record::{Connection, End, How, Party, Path, Peer, Phase, Reporter};
-use crate::relay::{Fault, Outcome, Side};
+use crate::relay::{Fault, Grounds, Outcome, Side};
 
 /// How a connection ends that is not relayed to its end.
 pub(super) type Refusal = (Party, How);
@@ -135,7 +135,8 @@ impl Track {
             }
             Outcome::Broken(side, Fault::Timeout) => (party(side), How::Timeout),
             Outcome::Broken(side, Fault::Other(text)) => (party(side), How::Error(text)),
-            Outcome::Cut(rule) => (Party::Proxy, How::Policy(rule)),
+            Outcome::Cut(Grounds::Policy, rule) => (Party::Proxy, How::Policy(rule)),
+            Outcome::Cut(Grounds::Identity, reason) => (Party::Proxy, How::Identity(reason)),
         });
     }
 }

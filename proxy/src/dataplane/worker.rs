@@ -150,6 +150,7 @@ async fn run(plane: Arc<Dataplane>, mut commands: mpsc::UnboundedReceiver<Comman
     let mut seen = worker.plane.mesh.load();
     let mut draining = worker.plane.draining.clone();
     let mut drained = false;
+    let mut distrusted = worker.plane.certs.trust().changes();
     loop {
         tokio::select! {
             command = commands.recv() => match command {
@@ -187,6 +188,7 @@ async fn run(plane: Arc<Dataplane>, mut commands: mpsc::UnboundedReceiver<Comman
                 }
                 seen = mesh;
             }
+            Ok(()) = distrusted.changed() => worker.standing.review_identities().await,
             Ok(_) = draining.wait_for(|draining| *draining), if !drained => {
                 drained = true;
                 worker.pool.retire_all();

@@ -5,18 +5,21 @@ use std::net::SocketAddr;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 use h2::client::SendRequest;
 use h2::{Ping, PingPong, Reason};
 use http::{Method, Request, StatusCode};
-use rustls::ClientConfig;
 use tokio::net::TcpStream;
 use tokio::task::spawn_local;
 use tokio::time::{sleep, timeout};
 
 use super::{HboneError, HboneSettings, Stream, forwarded_for, tls};
+use crate::identity::{Certificate, PeerChain, Role, SpiffeId};
+
+/// How long streams may take to be cut before their tunnel is closed.
+const CUT_GRACE: Duration = Duration::from_secs(1);
 
 /// One connection to a peer's proxy, for streams of one identity to one workload. Belongs to one worker.
 pub struct Tunnel {
@@ -32,16 +35,12 @@ struct TunnelUse {
     idle_since: Cell<Instant>,
     /// The connection has ended, or takes no new streams.
     closed: Cell<bool>,
-    certificate: Shown,
-}
-
-/// The certificate that a tunnel's client has shown.
-#[derive(Debug, Clone)]
-pub struct Shown {
-    /// Its serial number.
-    pub serial: Arc<str>,
-    /// When it expires. From then on the tunnel takes no new streams.
-    pub not_after: SystemTime,
+    /// The serial number of the certificate that the tunnel's client has shown.
+    serial: Arc<str>,
+    /// When that expires. From then on the tunnel takes no new streams.
+    not_after: SystemTime,
+    /// What the tunnel's server has shown.
+    peer: Arc<PeerChain>,
 }
 
 /// A stream's place among its tunnel's; given back on drop.
@@ -55,7 +54,11 @@ impl std::fmt::Debug for StreamPlace {
 
 impl StreamPlace {
     pub(super) fn certificate(&self) -> &Arc<str> {
-        &self.0.certificate.serial
+        &self.0.serial
+    }
+
+    pub(super) fn peer(&self) -> &Arc<PeerChain> {
+        &self.0.peer
     }
 }
 
@@ -69,20 +72,38 @@ impl Drop for StreamPlace {
     }
 }
 
+impl TunnelUse {
+    /// Ready once the peer's identity is proven no more and the streams, which whoever relays them is to cut, have had
+    /// a moment to end.
+    async fn given_up(&self) -> Arc<str> {
+        let reason = self.peer.given_up().await;
+        self.closed.set(true);
+        let begun = Instant::now();
+        while self.streams.get() > 0 && begun.elapsed() < CUT_GRACE {
+            sleep(CUT_GRACE / 20).await;
+        }
+        reason
+    }
+}
+
 impl Tunnel {
     /// Shakes hands over a fresh connection: TLS, then HTTP/2. Must run on a worker's `LocalSet`, which then drives
-    /// the tunnel. `certificate` is the configuration's. Cancelling closes the connection.
+    /// the tunnel. Its client shows `certificate`, its server must be `destination`. Cancelling closes the connection.
     pub async fn establish(
         tcp: TcpStream,
-        config: Arc<ClientConfig>,
-        certificate: Shown,
+        certificate: &Certificate,
+        destination: &SpiffeId,
         settings: Rc<HboneSettings>,
     ) -> Result<Rc<Self>, HboneError> {
+        let generation = certificate.trust().generation();
         let handshake = async {
-            let tls = tls::connect(tcp, config)
+            let tls = tls::connect(tcp, certificate.client_config(destination))
                 .await
                 .map_err(|error| HboneError::tls(&error))?;
-            h2::client::Builder::new()
+            let peer = certificate
+                .remember(tls::server_certificates(&tls), Role::Server, generation)
+                .map_err(|error| HboneError::Tls(error.to_string()))?;
+            let (requests, connection) = h2::client::Builder::new()
                 .enable_push(false)
                 .initial_window_size(settings.stream_window)
                 .initial_connection_window_size(settings.connection_window)
@@ -91,16 +112,19 @@ impl Tunnel {
                 .max_header_list_size(16 << 10)
                 .handshake::<_, Bytes>(tls)
                 .await
-                .map_err(|error| HboneError::http2(&error))
+                .map_err(|error| HboneError::http2(&error))?;
+            Ok((requests, connection, peer))
         };
-        let (requests, mut connection) = timeout(settings.handshake_timeout, handshake)
+        let (requests, mut connection, peer) = timeout(settings.handshake_timeout, handshake)
             .await
             .map_err(|_| HboneError::HandshakeTimeout)??;
         let use_ = Rc::new(TunnelUse {
             streams: Cell::new(0),
             idle_since: Cell::new(Instant::now()),
             closed: Cell::new(false),
-            certificate,
+            serial: Arc::clone(certificate.serial()),
+            not_after: certificate.not_after(),
+            peer,
         });
         let tunnel = Rc::new(Self {
             requests: RefCell::new(Some(requests)),
@@ -110,6 +134,7 @@ impl Tunnel {
         let ping = connection.ping_pong();
         let weak = Rc::downgrade(&tunnel);
         spawn_local(async move {
+            let given_up = use_.given_up();
             let mut connection = pin!(connection);
             let alive = keep_alive(ping, &settings);
             let retire = async {
@@ -125,6 +150,7 @@ impl Tunnel {
                         tracing::debug!("tunnel: {error}");
                     }
                 }
+                reason = given_up => tracing::info!("tunnel: closing: {reason}"),
                 () = alive => tracing::debug!("tunnel: no sign of life from the peer; closing"),
                 // Without handles and streams the connection says goodbye and ends by itself.
                 () = async { retire.await; std::future::pending().await } => {}
@@ -147,7 +173,7 @@ impl Tunnel {
     pub(super) fn is_closed(&self) -> bool {
         self.use_.closed.get()
             || self.requests.borrow().is_none()
-            || SystemTime::now() >= self.use_.certificate.not_after
+            || SystemTime::now() >= self.use_.not_after
     }
 
     /// Takes a place for a stream; to be asked only where there is room.

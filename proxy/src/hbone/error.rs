@@ -4,6 +4,8 @@ use std::io;
 
 use thiserror::Error;
 
+use crate::identity::explain_tls;
+
 /// Why a tunnel, or a stream in it, did not come to be.
 #[derive(Debug, Clone, Error)]
 pub enum HboneError {
@@ -39,6 +41,7 @@ impl HboneError {
     }
 
     pub(super) fn tls(error: &io::Error) -> Self {
-        Self::Tls(error.to_string())
+        let reason = error.get_ref().and_then(|error| error.downcast_ref());
+        Self::Tls(reason.map_or_else(|| error.to_string(), explain_tls))
     }
 }

@@ -10,7 +10,7 @@ mod stream;
 mod tls;
 
 pub use authority::{Authority, AuthorityError};
-pub use client::{Shown, Tunnel};
+pub use client::Tunnel;
 pub use error::HboneError;
 pub use forwarded::{forwarded_for, parse_forwarded};
 pub use pool::{Dial, Pool, PoolKey};

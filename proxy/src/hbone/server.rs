@@ -9,19 +9,18 @@ use bytes::Bytes;
 use h2::server::{Connection, SendResponse};
 use h2::{Reason, RecvStream};
 use http::{Method, Response, StatusCode};
-use rustls::ServerConfig;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::client::keep_alive;
 use super::tls::{self, ServerStream};
 use super::{Authority, AuthorityError, HboneError, HboneSettings, Stream, parse_forwarded};
-use crate::identity::{SpiffeId, peer_identity};
+use crate::identity::{Certificate, PeerChain, Role, SpiffeId};
 
 /// A tunnel that a peer has opened to a pod of this node.
 pub struct ServerConnection {
     connection: Connection<ServerStream, Bytes>,
-    peer: SpiffeId,
+    peer: Arc<PeerChain>,
 }
 
 /// A request of the peer's for a stream.
@@ -45,14 +44,18 @@ pub struct Request {
 /// Shakes hands with a peer that has connected: TLS with the pod's certificate, then HTTP/2.
 pub async fn accept(
     tcp: TcpStream,
-    config: Arc<ServerConfig>,
+    certificate: &Certificate,
     settings: &HboneSettings,
 ) -> Result<ServerConnection, HboneError> {
+    // What becomes known against the peer meanwhile is found out by who watches for it.
+    let generation = certificate.trust().generation();
     let handshake = async {
-        let tls = tls::accept(tcp, config)
+        let tls = tls::accept(tcp, certificate.server_config())
             .await
             .map_err(|error| HboneError::tls(&error))?;
-        let peer = peer_identity(tls::peer_certificates(&tls)).map_err(|error| HboneError::Tls(error.to_string()))?;
+        let peer = certificate
+            .remember(tls::peer_certificates(&tls), Role::Client, generation)
+            .map_err(|error| HboneError::Tls(error.to_string()))?;
         let connection = h2::server::Builder::new()
             .initial_window_size(settings.stream_window)
             .initial_connection_window_size(settings.connection_window)
@@ -73,6 +76,11 @@ pub async fn accept(
 impl ServerConnection {
     /// The identity that the peer has proven.
     pub fn peer(&self) -> &SpiffeId {
+        self.peer.id()
+    }
+
+    /// The chain by which it has.
+    pub fn chain(&self) -> &Arc<PeerChain> {
         &self.peer
     }
 

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use h2::{Reason, RecvStream, SendStream};
 
 use super::client::StreamPlace;
+use crate::identity::PeerChain;
 
 /// An established CONNECT. Dropping it before both sides have ended resets it.
 #[derive(Debug)]
@@ -25,6 +26,11 @@ impl Stream {
     /// The serial number of the certificate that the tunnel's client has shown; known on the client's side.
     pub fn certificate(&self) -> Option<&Arc<str>> {
         self.place.as_ref().map(StreamPlace::certificate)
+    }
+
+    /// What the tunnel's server has shown; known on the client's side.
+    pub fn peer(&self) -> Option<&Arc<PeerChain>> {
+        self.place.as_ref().map(StreamPlace::peer)
     }
 
     /// The two directions apart.

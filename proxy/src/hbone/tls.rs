@@ -44,6 +44,11 @@ pub(super) fn peer_certificates(stream: &ServerStream) -> &[CertificateDer<'stat
     stream.get_ref().1.peer_certificates().unwrap_or_default()
 }
 
+/// The certificates that the server has shown and proven.
+pub(super) fn server_certificates(stream: &ClientStream) -> &[CertificateDer<'static>] {
+    stream.get_ref().1.peer_certificates().unwrap_or_default()
+}
+
 /// A TCP connection that is read in large pieces. Between pieces it holds no memory.
 pub(super) struct ReadAhead {
     tcp: TcpStream,

@@ -2,13 +2,16 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustls::sign::CertifiedKey;
-use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use rustls::{ClientConfig, ServerConfig};
+use rustls_pki_types::{CertificateDer, UnixTime};
 
-use super::chain::{CertificateError, Chain, Leaf, validity, verify};
+use super::chain::{CertificateError, Chain, Leaf, validity};
 use super::key::PrivateKey;
+use super::trust::{Check, PeerChain, Purpose, Role, Root, Trust};
 use super::verify::{ClientVerifier, ServerVerifier};
 use super::{SpiffeId, TrustDomain, tls};
 
@@ -19,7 +22,13 @@ pub struct Certificate {
     serial: Arc<str>,
     not_before: SystemTime,
     not_after: SystemTime,
-    roots: Arc<RootCertStore>,
+    home: TrustDomain,
+    key: Arc<CertifiedKey>,
+    /// The roots that came with it, until they are learnt.
+    roots: Vec<Root>,
+    trust: Trust,
+    /// Whether the chain was found acceptable, and at which generation of trust: that, doubled, and one if it was not.
+    verdict: AtomicU64,
     server: Arc<ServerConfig>,
     client: ClientConfig,
 }
@@ -48,28 +57,43 @@ impl Certificate {
         if leaf.public_key != key.public_key() {
             return Err(CertificateError::WrongKey);
         }
-        verify(&presented, &roots, now)?;
-        let (not_before, not_after) = validity(&presented)?;
-        let trust_domain = TrustDomain::parse(id.trust_domain()).map_err(|reason| CertificateError::BadIdentity {
+        let home = TrustDomain::parse(id.trust_domain()).map_err(|reason| CertificateError::BadIdentity {
             uri: id.to_string(),
             reason,
         })?;
-
-        let certified = Arc::new(CertifiedKey::new(presented, key.signing_key()?));
-        let tls_failed = |e: rustls::Error| CertificateError::Untrusted(e.to_string());
-        let client_verifier = Arc::new(ClientVerifier::new(roots.clone(), trust_domain)?);
-        let server = tls::server_config(certified.clone(), client_verifier).map_err(tls_failed)?;
-        let self_verifier = Arc::new(ServerVerifier::new(roots.clone(), id.clone()));
-        let client = tls::client_config(certified, self_verifier).map_err(tls_failed)?;
+        let trust = Trust::of(&roots);
+        acceptable(&trust, &home, &presented, Purpose::Handshake, now)?;
+        let (not_before, not_after) = validity(&presented)?;
+        let key = Arc::new(CertifiedKey::new(presented, key.signing_key()?));
+        let (server, client) = configurations(&trust, &home, id, &key)?;
         Ok(Self {
             id: id.clone(),
             serial: leaf.serial.into(),
             not_before,
             not_after,
+            home,
+            key,
             roots,
-            server: Arc::new(server),
+            verdict: AtomicU64::new(2 * trust.generation()),
+            trust,
+            server,
             client,
         })
+    }
+
+    /// The same, with peers verified against `trust`, which first learns the roots that came with the certificate.
+    /// Refused if the chain rests on what is distrusted or revoked there.
+    pub fn trusting(mut self, trust: &Trust) -> Result<Self, CertificateError> {
+        let roots = std::mem::take(&mut self.roots);
+        if !roots.is_empty() {
+            trust.learn(&roots, self.not_after.duration_since(self.not_before).unwrap_or_default());
+        }
+        let generation = trust.generation();
+        acceptable(trust, &self.home, &self.key.cert, Purpose::Live, self.not_before)?;
+        (self.server, self.client) = configurations(trust, &self.home, &self.id, &self.key)?;
+        self.verdict = AtomicU64::new(2 * generation);
+        self.trust = trust.clone();
+        Ok(self)
     }
 
     /// Whose certificate this is.
@@ -92,13 +116,44 @@ impl Certificate {
         self.not_after
     }
 
-    /// Whether the whole chain is valid at `now`.
+    /// Whether the whole chain is valid at `now`, and nothing has become known against it.
     pub fn is_valid_at(&self, now: SystemTime) -> bool {
-        self.not_before <= now && now < self.not_after
+        self.not_before <= now && now < self.not_after && self.is_trusted()
     }
 
-    /// How to answer handshakes as this identity: TLS 1.3, HTTP/2, and a client certificate that chains to this
-    /// certificate's roots with one identity of the same trust domain.
+    /// Whether the chain rests on nothing that is distrusted or revoked by now. Cheap, unless there was a change.
+    pub fn is_trusted(&self) -> bool {
+        let generation = self.trust.generation();
+        let verdict = self.verdict.load(Ordering::Relaxed);
+        if verdict / 2 == generation {
+            return verdict % 2 == 0;
+        }
+        let fault = acceptable(&self.trust, &self.home, &self.key.cert, Purpose::Live, self.not_before).err();
+        if let Some(fault) = &fault {
+            tracing::warn!(identity = %self.id, serial = %self.serial, "our own certificate is of no more use: {fault}");
+        }
+        self.verdict.store(2 * generation + u64::from(fault.is_some()), Ordering::Relaxed);
+        fault.is_none()
+    }
+
+    /// What peers are verified against.
+    pub fn trust(&self) -> &Trust {
+        &self.trust
+    }
+
+    /// Remembers the chain that a peer has proven in a handshake with this certificate. The handshake began when trust
+    /// was at `generation`.
+    pub fn remember(
+        &self,
+        chain: &[CertificateDer<'_>],
+        role: Role,
+        generation: u64,
+    ) -> Result<Arc<PeerChain>, CertificateError> {
+        self.trust.remember(chain, &self.home, role, generation)
+    }
+
+    /// How to answer handshakes as this identity: TLS 1.3, HTTP/2, and a client certificate that chains to a root
+    /// that is trusted for its identity's trust domain.
     pub fn server_config(&self) -> Arc<ServerConfig> {
         self.server.clone()
     }
@@ -107,7 +162,7 @@ impl Certificate {
     /// parts are shared with every other configuration of this certificate.
     pub fn client_config(&self, expected: &SpiffeId) -> Arc<ClientConfig> {
         let mut config = self.client.clone();
-        let verifier = ServerVerifier::new(self.roots.clone(), expected.clone());
+        let verifier = ServerVerifier::new(self.trust.clone(), self.home.clone(), expected.clone());
         config.dangerous().set_certificate_verifier(Arc::new(verifier));
         Arc::new(config)
     }
@@ -119,6 +174,75 @@ impl fmt::Debug for Certificate {
             .field("id", &self.id)
             .field("serial", &self.serial)
             .finish_non_exhaustive()
+    }
+}
+
+/// Whether a chain of our own may be used by both ends of a connection.
+fn acceptable(
+    trust: &Trust,
+    home: &TrustDomain,
+    chain: &[CertificateDer<'_>],
+    purpose: Purpose,
+    at: SystemTime,
+) -> Result<(), CertificateError> {
+    let (leaf, rest) = chain.split_first().ok_or(CertificateError::Empty)?;
+    for role in [Role::Server, Role::Client] {
+        let check = Check {
+            snapshot: &trust.snapshot(),
+            home,
+            role,
+            purpose,
+            at: UnixTime::since_unix_epoch(at.duration_since(UNIX_EPOCH).unwrap_or_default()),
+        };
+        check.verify(leaf, rest)?;
+    }
+    Ok(())
+}
+
+fn configurations(
+    trust: &Trust,
+    home: &TrustDomain,
+    id: &SpiffeId,
+    key: &Arc<CertifiedKey>,
+) -> Result<(Arc<ServerConfig>, ClientConfig), CertificateError> {
+    let failed = |error: rustls::Error| CertificateError::Untrusted(error.to_string());
+    let client_verifier = Arc::new(ClientVerifier::new(trust.clone(), home.clone()));
+    let server = tls::server_config(Arc::clone(key), client_verifier).map_err(failed)?;
+    let server_verifier = Arc::new(ServerVerifier::new(trust.clone(), home.clone(), id.clone()));
+    let client = tls::client_config(Arc::clone(key), server_verifier).map_err(failed)?;
+    Ok((Arc::new(server), client))
+}
+
+#[cfg(test)]
+impl Certificate {
+    /// Leaf and intermediates.
+    pub(super) fn presented(&self) -> &[CertificateDer<'static>] {
+        &self.key.cert
+    }
+
+    /// The same, verifying clients against one trust and servers against another, whatever they think of this one.
+    pub(super) fn for_test(&self, of_clients: &Trust, of_servers: &Trust) -> Self {
+        let (server, _) = configurations(of_clients, &self.home, &self.id, &self.key).unwrap();
+        let (_, client) = configurations(of_servers, &self.home, &self.id, &self.key).unwrap();
+        Self {
+            id: self.id.clone(),
+            serial: self.serial.clone(),
+            not_before: self.not_before,
+            not_after: self.not_after,
+            home: self.home.clone(),
+            key: self.key.clone(),
+            roots: Vec::new(),
+            trust: of_servers.clone(),
+            verdict: AtomicU64::new(0),
+            server,
+            client,
+        }
+    }
+
+    /// The same, trusting these authorities.
+    pub(super) fn clone_for_test(&self, authorities: &[&super::testing::TestCa]) -> Self {
+        let trust = Trust::of(&authorities.iter().map(|ca| ca.root()).collect::<Vec<_>>());
+        self.for_test(&trust, &trust)
     }
 }
 
@@ -170,7 +294,7 @@ mod tests {
         answer[2] = TestCa::new().root_pem();
         assert!(matches!(
             Certificate::new(&cart, &answer, key),
-            Err(CertificateError::Untrusted(_))
+            Err(CertificateError::UnknownIssuer { .. })
         ));
     }
 

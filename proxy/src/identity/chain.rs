@@ -1,18 +1,14 @@
 //! Certificate chains as a CA answers them and as a peer presents them: taken apart, bounded and verified.
 
-use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use rustls::client::verify_server_cert_signed_by_trust_anchor;
-use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
-use rustls::{CertificateError as TlsReason, RootCertStore};
+use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
-use rustls_pki_types::{CertificateDer, UnixTime};
 use thiserror::Error;
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 use super::key::KeyError;
-use super::tls::provider;
+use super::trust::Root;
 use super::{SpiffeError, SpiffeId, TrustDomain};
 
 /// The longest chain accepted, leaf and intermediates.
@@ -71,7 +67,7 @@ pub enum CertificateError {
         found: SpiffeId,
     },
     /// The peer is of another trust domain.
-    #[error("{found} is not of the trust domain {expected}")]
+    #[error("{found} is not of the trust domain {expected}, of an alias of it, or of one that is federated with it")]
     WrongTrustDomain {
         /// Our own trust domain.
         expected: TrustDomain,
@@ -90,7 +86,59 @@ pub enum CertificateError {
     /// The certificate may not be used for TLS in the role needed.
     #[error("the certificate's extended key usage does not allow TLS in this role")]
     Purpose,
-    /// The chain does not lead to a trusted root.
+    /// No root that is trusted for the identity's domain has signed the chain.
+    #[error(
+        "the chain does not lead to a root that is trusted for {domain} (its last certificate was issued by \"{issuer}\")"
+    )]
+    UnknownIssuer {
+        /// The trust domain of the certificate's identity.
+        domain: String,
+        /// The issuer that the chain's last certificate names.
+        issuer: String,
+    },
+    /// A key or a signature of the chain is too weak to prove anything.
+    #[error("{0}")]
+    Weak(String),
+    /// A certificate that is to sign others may not.
+    #[error("{0:?} is not an authority's certificate (its basic constraints say CA:FALSE)")]
+    NotAnAuthority(String),
+    /// An authority's certificate in the place of a leaf.
+    #[error("the certificate is an authority's own (its basic constraints say CA:TRUE), not a workload's")]
+    AuthorityAsLeaf,
+    /// A leaf in the place of an authority's certificate.
+    #[error("a certificate of the chain was signed by one that is not an authority's")]
+    LeafAsAuthority,
+    /// An issuer may not issue for such names.
+    #[error("the name constraints of an issuer do not allow this identity")]
+    NameConstraints,
+    /// An issuer may not have so many others below it.
+    #[error("an issuer of the chain allows fewer authorities below it (its path length constraint)")]
+    PathLength,
+    /// The operator has named the root, an issuer or the certificate itself as compromised.
+    #[error("the chain rests on a certificate or key that the operator has named as distrusted")]
+    Distrusted,
+    /// The issuer has revoked a certificate of the chain.
+    #[error("the certificate with the serial number {serial} is revoked")]
+    Revoked {
+        /// Its serial number, lower-case hexadecimal.
+        serial: String,
+    },
+    /// Whether it is revoked is not known, and has to be.
+    #[error("no revocation list speaks of the certificate with the serial number {serial}, and the policy is strict")]
+    RevocationUnknown {
+        /// Its serial number, lower-case hexadecimal.
+        serial: String,
+    },
+    /// The list that would say whether it is revoked is out of date, and may not be.
+    #[error(
+        "the revocation list that speaks of the certificate with the serial number {serial} is out of date, and the \
+         policy is strict"
+    )]
+    RevocationExpired {
+        /// Its serial number, lower-case hexadecimal.
+        serial: String,
+    },
+    /// The chain does not verify for another reason.
     #[error("the chain does not verify: {0}")]
     Untrusted(String),
     /// The private key cannot be used.
@@ -103,7 +151,7 @@ pub(super) struct Chain {
     /// What is presented to peers: leaf, then intermediates.
     pub(super) presented: Vec<CertificateDer<'static>>,
     /// What peers are verified against.
-    pub(super) roots: Arc<RootCertStore>,
+    pub(super) roots: Vec<Root>,
 }
 
 impl Chain {
@@ -156,10 +204,22 @@ impl Chain {
         if roots.is_empty() {
             return Err(CertificateError::NoRoot);
         }
-        Ok(Self {
-            presented,
-            roots: root_store(roots)?,
-        })
+        let mut weak = None;
+        let mut usable = Vec::with_capacity(roots.len());
+        for root in &roots {
+            match Root::parse(root) {
+                Ok(root) => usable.push(root),
+                Err(error @ CertificateError::Weak(_)) => weak = Some(error),
+                Err(error) => return Err(error),
+            }
+        }
+        match weak {
+            Some(error) if usable.is_empty() => Err(error),
+            _ => Ok(Self {
+                presented,
+                roots: usable,
+            }),
+        }
     }
 }
 
@@ -199,25 +259,6 @@ pub(super) fn check_bounds(leaf: &CertificateDer<'_>, rest: &[CertificateDer<'_>
     Ok(())
 }
 
-/// Verifies at `now` that a chain leads to one of the roots and may be used by both ends of a connection.
-pub(super) fn verify(
-    presented: &[CertificateDer<'static>],
-    roots: &Arc<RootCertStore>,
-    now: SystemTime,
-) -> Result<(), CertificateError> {
-    let (leaf, rest) = presented.split_first().ok_or(CertificateError::Empty)?;
-    let now = UnixTime::since_unix_epoch(now.duration_since(UNIX_EPOCH).unwrap_or_default());
-    let algorithms = provider().signature_verification_algorithms;
-    let parsed = ParsedCertificate::try_from(leaf).map_err(reason)?;
-    verify_server_cert_signed_by_trust_anchor(&parsed, roots, rest, now, algorithms.all).map_err(reason)?;
-    WebPkiClientVerifier::builder_with_provider(roots.clone(), provider().clone())
-        .build()
-        .map_err(|e| CertificateError::Untrusted(e.to_string()))?
-        .verify_client_cert(leaf, rest, now)
-        .map_err(reason)?;
-    Ok(())
-}
-
 /// When all certificates of a chain are valid: from the latest start to the earliest end.
 pub(super) fn validity(presented: &[CertificateDer<'_>]) -> Result<(SystemTime, SystemTime), CertificateError> {
     let mut span: Option<(i64, i64)> = None;
@@ -233,16 +274,7 @@ pub(super) fn validity(presented: &[CertificateDer<'_>]) -> Result<(SystemTime, 
     Ok((system_time(start), system_time(end)))
 }
 
-/// Builds a store of trust anchors.
-pub(super) fn root_store(roots: Vec<CertificateDer<'static>>) -> Result<Arc<RootCertStore>, CertificateError> {
-    let mut store = RootCertStore::empty();
-    for root in roots {
-        store.add(root).map_err(reason)?;
-    }
-    Ok(Arc::new(store))
-}
-
-fn parse<'a>(der: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, CertificateError> {
+pub(super) fn parse<'a>(der: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, CertificateError> {
     let (rest, certificate) =
         X509Certificate::from_der(der).map_err(|e| CertificateError::Unparsable(e.to_string()))?;
     if !rest.is_empty() {
@@ -251,7 +283,7 @@ fn parse<'a>(der: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, Certifi
     Ok(certificate)
 }
 
-fn identity(certificate: &X509Certificate<'_>) -> Result<SpiffeId, CertificateError> {
+pub(super) fn identity(certificate: &X509Certificate<'_>) -> Result<SpiffeId, CertificateError> {
     let names = certificate
         .subject_alternative_name()
         .map_err(|e| CertificateError::Unparsable(format!("subject alternative name: {e}")))?
@@ -276,29 +308,11 @@ fn is_self_signed(der: &CertificateDer<'static>) -> bool {
     parse(der).is_ok_and(|certificate| certificate.subject().as_raw() == certificate.issuer().as_raw())
 }
 
-fn reason(error: rustls::Error) -> CertificateError {
-    match error {
-        rustls::Error::InvalidCertificate(TlsReason::Expired | TlsReason::ExpiredContext { .. }) => {
-            CertificateError::Expired
-        }
-        rustls::Error::InvalidCertificate(TlsReason::NotValidYet | TlsReason::NotValidYetContext { .. }) => {
-            CertificateError::NotYetValid
-        }
-        rustls::Error::InvalidCertificate(TlsReason::InvalidPurpose | TlsReason::InvalidPurposeContext { .. }) => {
-            CertificateError::Purpose
-        }
-        rustls::Error::InvalidCertificate(TlsReason::BadEncoding) => {
-            CertificateError::Unparsable("bad encoding".into())
-        }
-        other => CertificateError::Untrusted(other.to_string()),
-    }
-}
-
-fn system_time(seconds: i64) -> SystemTime {
+pub(super) fn system_time(seconds: i64) -> SystemTime {
     UNIX_EPOCH + Duration::from_secs(seconds.max(0).unsigned_abs())
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

@@ -18,6 +18,7 @@ mod store;
 #[cfg(test)]
 pub(crate) mod testing;
 mod tls;
+mod trust;
 mod verify;
 
 pub use ca::{CaClient, CaSettings, CaSettingsError};
@@ -33,3 +34,5 @@ pub use spiffe::{MAX_ID_LEN, MAX_TRUST_DOMAIN_LEN, SpiffeError, SpiffeId, TrustD
 pub use status::{IdentityState, IdentityStatus, StoreStats};
 pub use store::{CertStore, IdentityError, StoreSettings};
 pub(crate) use tls::provider as crypto_provider;
+pub use trust::{CrlPolicy, CrlStatus, PeerChain, Role, RootSource, RootStatus, Trust, TrustSettings, TrustStatus};
+pub(crate) use verify::explain as explain_tls;

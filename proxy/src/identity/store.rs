@@ -19,7 +19,7 @@ use super::entry::Entry;
 use super::gate::{Gate, Random};
 use super::status::Counters;
 use super::{
-    CallOutcome, Certificate, IdentityLease, IdentityStatus, IssueError, Issued, Issuer, SpiffeId, StoreStats,
+    CallOutcome, Certificate, IdentityLease, IdentityStatus, IssueError, Issued, Issuer, SpiffeId, StoreStats, Trust,
 };
 
 /// Seconds: from a CA on the same machine to a call's deadline.
@@ -39,6 +39,8 @@ pub struct StoreSettings {
     pub clock_check: Duration,
     /// The wall clock.
     pub now: Arc<dyn Fn() -> SystemTime + Send + Sync>,
+    /// What peers are verified against; learns the roots that come with certificates.
+    pub trust: Trust,
     /// Uniform in 0..1.
     pub random: Random,
 }
@@ -50,6 +52,7 @@ impl Default for StoreSettings {
             concurrency: 8,
             clock_check: Duration::from_secs(10),
             now: Arc::new(SystemTime::now),
+            trust: Trust::default(),
             random: Arc::new(fastrand::f64),
         }
     }
@@ -121,12 +124,25 @@ impl Shared {
         let begin = Instant::now();
         let result = self.issuer.issue(id).await;
         self.latency.observe(begin.elapsed().as_secs_f64());
+        // Its roots are trusted before it is shown to anybody.
+        let result = result.and_then(|issued| self.trusting(issued));
         self.counters.count(
             result
                 .as_ref()
                 .map_or_else(IssueError::outcome, |_| CallOutcome::Issued),
         );
         result
+    }
+
+    fn trusting(&self, issued: Issued) -> Result<Issued, IssueError> {
+        let Issued { certificate, changed } = issued;
+        let certificate = certificate
+            .trusting(&self.settings.trust)
+            .map_err(|reason| IssueError::Answer {
+                ca: self.issuer.describe(),
+                reason,
+            })?;
+        Ok(Issued { certificate, changed })
     }
 
     pub(super) fn now(&self) -> SystemTime {
@@ -240,6 +256,11 @@ impl CertStore {
     /// How long calls to the CA took, in seconds.
     pub fn call_latency(&self) -> &Histogram {
         &self.shared.latency
+    }
+
+    /// What peers are verified against.
+    pub fn trust(&self) -> &Trust {
+        &self.shared.settings.trust
     }
 
     /// Where certificates come from.

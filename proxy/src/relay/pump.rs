@@ -72,9 +72,9 @@ pub(super) async fn both_ways(
     let mut down = pin!(pump(from_server, to_client, (Side::Server, Side::Client), &ways));
     poll_fn(|cx| {
         if let Some(breaker) = breaker
-            && let Poll::Ready(reason) = breaker.poll_cut(cx)
+            && let Poll::Ready((grounds, reason)) = breaker.poll_cut(cx)
         {
-            return Poll::Ready(Outcome::Cut(reason));
+            return Poll::Ready(Outcome::Cut(grounds, reason));
         }
         // What happens to one direction may let the other watch for a reset, for which that must be polled once more.
         for _ in 0..2 {

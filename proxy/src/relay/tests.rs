@@ -173,27 +173,27 @@ async fn what_is_cut_resets_both_sides_and_counts_what_has_passed() {
     let relayed = relayed(&breaker, async |mut bed: Bed| {
         bed.client.write_all(b"question").await.unwrap();
         bed.server.read_exact(&mut [0; 8]).await.unwrap();
-        breaker.cut("for this reason".to_owned());
-        breaker.cut("and for no other".to_owned());
+        breaker.cut(Grounds::Policy, "for this reason");
+        breaker.cut(Grounds::Policy, "and for no other");
         assert_eq!(rest(&mut bed.client).await, (0, RESET));
         assert_eq!(rest(&mut bed.server).await, (0, RESET));
     })
     .await;
-    assert_eq!(relayed.outcome, Outcome::Cut("for this reason".to_owned()));
+    assert_eq!(relayed.outcome, Outcome::Cut(Grounds::Policy, "for this reason".to_owned()));
     assert_eq!((relayed.sent, relayed.received), (8, 0));
 }
 
 #[tokio::test]
 async fn what_is_cut_before_it_begins_passes_nothing() {
     let breaker = Breaker::default();
-    breaker.cut("too late".to_owned());
+    breaker.cut(Grounds::Policy, "too late");
     let relayed = relayed(&breaker, async |mut bed: Bed| {
         // The reset may have come already.
         let _ = bed.client.write_all(b"question").await;
         assert_eq!(rest(&mut bed.server).await, (0, RESET));
     })
     .await;
-    assert_eq!(relayed.outcome, Outcome::Cut("too late".to_owned()));
+    assert_eq!(relayed.outcome, Outcome::Cut(Grounds::Policy, "too late".to_owned()));
     assert_eq!(relayed.sent, 0);
 }
 
@@ -203,13 +203,13 @@ async fn a_stuck_client_is_cut_too() {
     let relayed = relayed(&breaker, async |mut bed: Bed| {
         bed.client.write_all(&[0; STUCK]).await.unwrap();
         sleep(Duration::from_millis(100)).await;
-        breaker.cut("stuck".to_owned());
+        breaker.cut(Grounds::Policy, "stuck");
         assert_eq!(rest(&mut bed.client).await, (0, RESET));
         let (count, ending) = rest(&mut bed.server).await;
         assert!(count < STUCK);
         assert_eq!(ending, RESET);
     })
     .await;
-    assert_eq!(relayed.outcome, Outcome::Cut("stuck".to_owned()));
+    assert_eq!(relayed.outcome, Outcome::Cut(Grounds::Policy, "stuck".to_owned()));
     assert!(relayed.sent > 0, "what has passed of a chunk is counted");
 }

@@ -1,0 +1,460 @@
+//! The roots and all else that trust rests on, kept up to date.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, SystemTime};
+
+use arc_swap::{ArcSwap, Guard};
+use rustls_pki_types::CertificateDer;
+use tokio::sync::watch;
+use tokio::task::spawn_blocking;
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::certificates::Bundle;
+use super::compose::{Before, Parts, Snapshot, Sources};
+use super::crl::Crl;
+use super::distrust::Distrust;
+use super::files::{Watched, WatchedFolder};
+use super::learnt::Learnt;
+use super::path::{Check, Purpose, Role, unix};
+use super::peer::{PeerChain, Verdict};
+use super::root::{Digest, Root, sha256};
+use super::settings::TrustSettings;
+use super::status::{CrlStatus, RootSource, RootStatus, TrustStatus};
+use crate::identity::chain::identity;
+use crate::identity::{CertificateError, SpiffeId, TrustDomain, chain};
+
+/// Which roots peers are verified against. Cheap to clone; handshakes look at its current snapshot without a lock.
+#[derive(Clone)]
+pub struct Trust(Arc<Shared>);
+
+struct Shared {
+    settings: TrustSettings,
+    aliases: Arc<[TrustDomain]>,
+    snapshot: ArcSwap<Snapshot>,
+    /// Counts what connections that are open may not survive.
+    generation: watch::Sender<u64>,
+    /// Held while files are read.
+    files: Mutex<Files>,
+    state: Mutex<State>,
+    chains: Mutex<Chains>,
+}
+
+struct Files {
+    bundles: Vec<Watched<Bundle>>,
+    foreign: Vec<(TrustDomain, Watched<Bundle>)>,
+    distrust: Option<Watched<Distrust>>,
+    crls: Vec<WatchedFolder<Vec<Arc<Crl>>>>,
+}
+
+/// What files give.
+#[derive(Default)]
+struct Given {
+    home: Vec<Arc<Root>>,
+    foreign: Vec<(TrustDomain, Vec<Arc<Root>>)>,
+    distrust: Distrust,
+    crls: Arc<[Arc<Crl>]>,
+    errors: Vec<(String, String)>,
+}
+
+#[derive(Default)]
+struct State {
+    learnt: Learnt,
+    given: Given,
+    home: Force,
+    foreign: Vec<(TrustDomain, Force)>,
+    /// Those that have been distrusted, so that their keys are known when no source names them any more.
+    barred: Vec<Arc<Root>>,
+}
+
+/// The roots of one domain that handshakes are verified against, and those that once were.
+#[derive(Default)]
+struct Force {
+    roots: Vec<Arc<Root>>,
+    retired: Vec<Arc<Root>>,
+}
+
+#[derive(Default)]
+struct Chains {
+    known: HashMap<Digest, Weak<PeerChain>>,
+    /// When those that are gone are looked for.
+    sweep_at: usize,
+}
+
+impl Trust {
+    /// Reads the files once; those that cannot be used are logged, and give nothing.
+    pub fn new(settings: TrustSettings) -> Self {
+        let bundle = |path| Watched::new("the trust bundle", path, false);
+        let files = Files {
+            bundles: settings.bundles.iter().map(|path| bundle(path)).collect(),
+            foreign: settings
+                .foreign
+                .iter()
+                .map(|(domain, path)| (domain.clone(), bundle(path)))
+                .collect(),
+            distrust: settings
+                .distrust
+                .as_ref()
+                .map(|path| Watched::new("the list of what is distrusted", path, true)),
+            crls: settings
+                .crls
+                .iter()
+                .map(|path| WatchedFolder::new("the revocation lists", path))
+                .collect(),
+        };
+        let trust = Self(Arc::new(Shared {
+            aliases: settings.aliases.clone().into(),
+            snapshot: ArcSwap::default(),
+            generation: watch::Sender::new(0),
+            files: Mutex::new(files),
+            state: Mutex::default(),
+            chains: Mutex::default(),
+            settings,
+        }));
+        trust.look();
+        trust
+    }
+
+    /// Trust in these roots, and no others. For certificates that no store holds.
+    pub(in crate::identity) fn of(roots: &[Root]) -> Self {
+        let trust = Self::default();
+        trust.learn(roots, Duration::MAX);
+        trust
+    }
+
+    /// Keeps up with files and time, for ever.
+    pub async fn follow(self) {
+        let mut due = interval(self.0.settings.look_every);
+        due.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            due.tick().await;
+            let trust = self.clone();
+            // It has panicked, and has said so.
+            let _ = spawn_blocking(move || trust.look()).await;
+        }
+    }
+
+    /// Looks whether files have changed, and whether roots have had their time. Blocks.
+    pub fn look(&self) {
+        let given = {
+            let mut files = lock(&self.0.files);
+            let _ = files.look();
+            files.given()
+        };
+        let mut state = lock(&self.0.state);
+        let worse = given.distrust != state.given.distrust || !same(&given.crls, &state.given.crls);
+        state.given = given;
+        for root in state.learnt.sweep(self.now()) {
+            tracing::info!(
+                root = %root.subject, fingerprint = %root.name(),
+                "the CA names this root no more, and nothing signed under it can be valid: it is dropped"
+            );
+        }
+        self.publish(&mut state, worse);
+    }
+
+    /// Takes in the roots that an answer of the CA's names, which came with a certificate of this lifetime.
+    pub(in crate::identity) fn learn(&self, roots: &[Root], lifetime: Duration) {
+        let mut state = lock(&self.0.state);
+        state.learnt.take_in(roots, lifetime, self.now());
+        self.publish(&mut state, false);
+    }
+
+    /// What is trusted now.
+    pub(in crate::identity) fn snapshot(&self) -> Guard<Arc<Snapshot>> {
+        self.0.snapshot.load()
+    }
+
+    /// Counts the changes that open connections may not survive.
+    pub fn generation(&self) -> u64 {
+        *self.0.generation.borrow()
+    }
+
+    /// Told of each change that open connections may not survive.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.0.generation.subscribe()
+    }
+
+    /// The identity under our own trust domain's name, where it bears an alias of it.
+    pub fn canonical(&self, home: &TrustDomain, id: &SpiffeId) -> SpiffeId {
+        let is_alias = self.0.aliases.iter().any(|alias| alias.as_str() == id.trust_domain());
+        if !is_alias || id.trust_domain() == home.as_str() {
+            return id.clone();
+        }
+        SpiffeId::new(home, id.namespace(), id.service_account()).unwrap_or_else(|_| id.clone())
+    }
+
+    /// Remembers the chain that a peer has proven in a handshake that began at `generation`.
+    pub(in crate::identity) fn remember(
+        &self,
+        chain: &[CertificateDer<'_>],
+        home: &TrustDomain,
+        role: Role,
+        generation: u64,
+    ) -> Result<Arc<PeerChain>, CertificateError> {
+        let leaf = chain.first().ok_or(CertificateError::Empty)?;
+        let mut bytes = Vec::with_capacity(chain.iter().map(|der| der.len() + 8).sum::<usize>() + 1);
+        for der in chain {
+            bytes.extend_from_slice(&der.len().to_le_bytes());
+            bytes.extend_from_slice(der);
+        }
+        bytes.push(role as u8);
+        let digest = sha256(&bytes);
+        if let Some(known) = lock(&self.0.chains).known.get(&digest).and_then(Weak::upgrade) {
+            return Ok(known);
+        }
+        let id = self.canonical(home, &identity(&chain::parse(leaf)?)?);
+        let remembered = Arc::new(PeerChain {
+            certificates: chain.iter().map(|der| der.clone().into_owned()).collect(),
+            digest,
+            role,
+            home: home.clone(),
+            at: unix(self.now()),
+            id,
+            trust: self.clone(),
+            verdict: Mutex::new(Verdict {
+                generation,
+                fault: None,
+            }),
+        });
+        let mut chains = lock(&self.0.chains);
+        if chains.known.len() >= chains.sweep_at {
+            chains.known.retain(|_, chain| chain.strong_count() > 0);
+            chains.known.shrink_to_fit();
+            chains.sweep_at = 2 * chains.known.len() + 64;
+        }
+        chains.known.insert(remembered.digest, Arc::downgrade(&remembered));
+        Ok(remembered)
+    }
+
+    /// Whether a connection may go on that rests on this chain: nothing has become known against it. Cheap unless
+    /// there was a change since it was last asked for.
+    pub(super) fn recheck(&self, chain: &PeerChain) -> Result<(), Arc<str>> {
+        let generation = self.generation();
+        let mut verdict = lock(&chain.verdict);
+        if verdict.generation != generation {
+            *verdict = Verdict {
+                generation,
+                fault: self.fault(chain),
+            };
+        }
+        match &verdict.fault {
+            None => Ok(()),
+            Some(fault) => Err(Arc::clone(fault)),
+        }
+    }
+
+    fn fault(&self, chain: &PeerChain) -> Option<Arc<str>> {
+        let (leaf, rest) = chain.certificates.split_first()?;
+        let check = Check {
+            snapshot: &self.snapshot(),
+            home: &chain.home,
+            role: chain.role,
+            purpose: Purpose::Live,
+            at: chain.at,
+        };
+        let fault = check.verify(leaf, rest).err()?;
+        Some(format!("the certificate of {}: {fault}", chain.id).into())
+    }
+
+    /// Everything, for a reader.
+    pub fn status(&self) -> TrustStatus {
+        let snapshot = self.0.snapshot.load_full();
+        let state = lock(&self.0.state);
+        let show = |root: &Root, domain: Option<&TrustDomain>, source, leaving, in_force: &[Digest]| RootStatus {
+            trust_domain: domain.map(ToString::to_string),
+            fingerprint: root.name(),
+            subject: root.subject.to_string(),
+            not_before: root.not_before,
+            not_after: root.not_after,
+            source,
+            leaving,
+            in_force: in_force.contains(&root.fingerprint),
+        };
+        let home = snapshot.home().fingerprints();
+        let mut roots: Vec<_> = state
+            .learnt
+            .all()
+            .map(|(root, named)| show(root, None, RootSource::Ca, !named, home))
+            .collect();
+        roots.extend(state.given.home.iter().map(|root| show(root, None, RootSource::File, false, home)));
+        for (domain, given) in &state.given.foreign {
+            let in_force = snapshot.anchors_of(domain).map(|anchors| anchors.fingerprints()).unwrap_or_default();
+            roots.extend(given.iter().map(|root| show(root, Some(domain), RootSource::File, false, in_force)));
+        }
+        let crl = |crl: &Arc<Crl>| CrlStatus {
+            issuer: crl.issuer_name.to_string(),
+            this_update: crl.this_update,
+            next_update: crl.next_update,
+            revoked: crl.len(),
+        };
+        TrustStatus {
+            roots,
+            retired: state.home.retired.len() + state.foreign.iter().map(|(_, force)| force.retired.len()).sum::<usize>(),
+            aliases: self.0.aliases.iter().map(ToString::to_string).collect(),
+            distrusted: state.given.distrust.names(),
+            crls: state.given.crls.iter().map(crl).collect(),
+            crl_policy: self.0.settings.crl_policy.as_str(),
+            errors: state.given.errors.clone(),
+            peer_chains: lock(&self.0.chains).known.values().filter(|chain| chain.strong_count() > 0).count(),
+        }
+    }
+
+    fn now(&self) -> SystemTime {
+        (self.0.settings.now)()
+    }
+
+    /// Puts a new snapshot in force; `worse` if connections that are open may not survive it.
+    fn publish(&self, state: &mut State, worse: bool) {
+        let home: Vec<_> = state.learnt.all().map(|(root, _)| root).chain(&state.given.home).cloned().collect();
+        let nothing = Force::default();
+        let force = |domain: &TrustDomain| {
+            let found = state.foreign.iter().find(|(name, _)| name == domain);
+            found.map_or(&nothing, |(_, force)| force)
+        };
+        let mut distrust = state.given.distrust.clone();
+        distrust.resolve(state.barred.iter().map(|root| &**root));
+        let parts = Parts {
+            home: state.home.sources(home.clone()),
+            foreign: state
+                .given
+                .foreign
+                .iter()
+                .map(|(domain, roots)| (domain.clone(), force(domain).sources(roots.clone())))
+                .collect(),
+            aliases: Arc::clone(&self.0.aliases),
+            distrust,
+            crls: Arc::clone(&state.given.crls),
+            crl_policy: self.0.settings.crl_policy,
+        };
+        let snapshot = Snapshot::compose(parts, self.now());
+        let own = state.home.renewed(&home, snapshot.home(), "our own trust domain");
+        let mut foreign = Vec::new();
+        for ((domain, anchors), (_, given)) in snapshot.foreign().iter().zip(&state.given.foreign) {
+            foreign.push((domain.clone(), force(domain).renewed(given, anchors, domain.as_str())));
+        }
+        let all = home.iter().chain(state.given.foreign.iter().flat_map(|(_, roots)| roots));
+        let barred = all.chain(state.home.all()).chain(state.foreign.iter().flat_map(|(_, force)| force.all()));
+        let mut barred: Vec<_> = barred.filter(|root| snapshot.distrust.has_root(root)).cloned().collect();
+        barred.extend(state.barred.drain(..).filter(|root| snapshot.distrust.has_root(root)));
+        barred.sort_by_key(|root| root.fingerprint);
+        barred.dedup_by_key(|root| root.fingerprint);
+        (state.home, state.foreign, state.barred) = (own, foreign, barred);
+        self.0.snapshot.store(Arc::new(snapshot));
+        if worse {
+            tracing::warn!(
+                distrusted = state.given.distrust.len(), revocation_lists = state.given.crls.len(),
+                "what is distrusted or revoked has changed: open connections that rest on it end"
+            );
+            self.0.generation.send_modify(|generation| *generation += 1);
+        }
+    }
+}
+
+impl Default for Trust {
+    /// Trust in what the CA names, and nothing else.
+    fn default() -> Self {
+        Self::new(TrustSettings::default())
+    }
+}
+
+impl fmt::Debug for Trust {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Trust").field(&self.0.settings).finish()
+    }
+}
+
+impl Force {
+    fn sources(&self, roots: Vec<Arc<Root>>) -> Sources<'_> {
+        Sources {
+            roots,
+            before: Before {
+                in_force: &self.roots,
+                retired: &self.retired,
+            },
+        }
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Arc<Root>> {
+        self.roots.iter().chain(&self.retired)
+    }
+
+    /// What is in force from now on, and what has changed in it, for the log.
+    fn renewed(&self, known: &[Arc<Root>], anchors: &super::compose::Anchors, domain: &str) -> Self {
+        let mut roots: Vec<Arc<Root>> = Vec::new();
+        for fingerprint in anchors.fingerprints() {
+            roots.extend(known.iter().find(|root| root.fingerprint == *fingerprint).cloned());
+        }
+        let lacks = |roots: &[Arc<Root>], root: &Root| !roots.iter().any(|one| one.fingerprint == root.fingerprint);
+        for root in roots.iter().filter(|root| lacks(&self.roots, root)) {
+            tracing::info!(root = %root.subject, fingerprint = %root.name(), "a root of {domain} is trusted from now on");
+        }
+        for root in self.roots.iter().filter(|root| lacks(&roots, root)) {
+            tracing::warn!(
+                root = %root.subject, fingerprint = %root.name(),
+                "a root of {domain} is trusted no more by new connections"
+            );
+        }
+        Self {
+            roots,
+            retired: anchors.retired().to_vec(),
+        }
+    }
+}
+
+impl Files {
+    fn look(&mut self) -> bool {
+        let mut changed = false;
+        let parse = |bytes: &[u8]| {
+            let bundle = Bundle::parse(bytes)?;
+            for reason in &bundle.ignored {
+                tracing::warn!("a certificate of a trust bundle is left out: {reason}");
+            }
+            Ok(bundle)
+        };
+        let foreign = self.foreign.iter_mut().map(|(_, file)| file);
+        for bundle in self.bundles.iter_mut().chain(foreign) {
+            changed |= bundle.look(parse);
+        }
+        if let Some(distrust) = &mut self.distrust {
+            changed |= distrust.look(Distrust::parse);
+        }
+        for folder in &mut self.crls {
+            changed |= folder.look(|bytes| Ok(Crl::parse_file(bytes)?.into_iter().map(Arc::new).collect()));
+        }
+        changed
+    }
+
+    fn given(&self) -> Given {
+        let roots = |file: &Watched<Bundle>| file.good().map(|bundle| bundle.roots.clone()).unwrap_or_default();
+        let mut foreign: Vec<(TrustDomain, Vec<Arc<Root>>)> = Vec::new();
+        for (domain, file) in &self.foreign {
+            match foreign.iter_mut().find(|(name, _)| name == domain) {
+                Some((_, all)) => all.extend(roots(file)),
+                None => foreign.push((domain.clone(), roots(file))),
+            }
+        }
+        let error = |path: &std::path::Path, error: &str| (path.display().to_string(), error.to_owned());
+        let bundles = self.bundles.iter().chain(self.foreign.iter().map(|(_, file)| file));
+        let mut errors: Vec<_> = bundles.filter_map(|file| Some(error(file.path(), file.error()?))).collect();
+        errors.extend(self.distrust.iter().filter_map(|file| Some(error(file.path(), file.error()?))));
+        errors.extend(self.crls.iter().flat_map(WatchedFolder::errors).map(|(path, reason)| error(path, reason)));
+        Given {
+            home: self.bundles.iter().flat_map(roots).collect(),
+            foreign,
+            distrust: self.distrust.as_ref().and_then(Watched::good).cloned().unwrap_or_default(),
+            crls: self.crls.iter().flat_map(WatchedFolder::good).flatten().cloned().collect(),
+            errors,
+        }
+    }
+}
+
+fn same(one: &[Arc<Crl>], other: &[Arc<Crl>]) -> bool {
+    one.len() == other.len() && one.iter().zip(other).all(|(one, other)| Arc::ptr_eq(one, other))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What is guarded stays whole even if a holder panicked.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
