@@ -104,7 +104,10 @@ pub async fn relay(
     )
     .await;
     if !matches!(outcome, Outcome::Closed(_)) {
-        let forbidden = matches!(outcome, Outcome::Cut(Grounds::Policy, _) | Outcome::Broken(_, Fault::Forbidden));
+        let forbidden = matches!(
+            outcome,
+            Outcome::Cut(Grounds::Policy, _) | Outcome::Broken(_, Fault::Forbidden)
+        );
         to_client.abort(forbidden);
         to_server.abort(forbidden);
     }

@@ -120,6 +120,48 @@ fn values_become_settings() {
             &["--ca-address=https://adit-ca.adit-system.svc:15012"],
         ),
         (
+            &[],
+            "DaemonSet",
+            "adit-node",
+            &[
+                "--trust-bundle=/var/run/secrets/adit-ca-root/root-cert.pem",
+                "--distrust=/var/run/adit-trust/distrusted",
+                "--crl-policy=lenient",
+            ],
+            &["--crl=/var/run/adit-crl"],
+        ),
+        (
+            &[
+                "trust.bundles={new.pem}",
+                "trust.domains.b\\.example=b.pem",
+                "trust.domains.a\\.example=a.pem",
+                "trust.aliases={old.example,older.example}",
+                "trust.crl.secret=lists",
+                "trust.crl.policy=strict",
+            ],
+            "DaemonSet",
+            "adit-node",
+            &[
+                "--trust-bundle=/var/run/secrets/adit-ca-root/root-cert.pem,/var/run/adit-trust/new.pem",
+                "--trust-domain-bundle=a.example=/var/run/adit-trust/a.pem,b.example=/var/run/adit-trust/b.pem",
+                "--trust-domain-alias=old.example,older.example",
+                "--crl=/var/run/adit-crl",
+                "--crl-policy=strict",
+            ],
+            &[],
+        ),
+        (
+            &[
+                "ca.enabled=false",
+                "externalCA.address=https://istiod.istio-system.svc:15012",
+                "trust.bundles={new.pem}",
+            ],
+            "DaemonSet",
+            "adit-node",
+            &["--trust-bundle=/var/run/adit-trust/new.pem"],
+            &[],
+        ),
+        (
             &["ca.existingSecret=cacerts", "trustDomain=example.org"],
             "Deployment",
             "adit-ca",
@@ -272,6 +314,10 @@ fn values_that_mean_nothing_are_refused() {
         ("metrics.port=0", "port"),
         ("clusterRanges={10.0.0.1}", "clusterRanges"),
         ("policies.installDefinitions=never", "installDefinitions"),
+        ("trust.crl.policy=never", "policy"),
+        ("trust.bundles={a/b}", "bundles"),
+        ("trust.aliases={Old}", "aliases"),
+        ("trust.nonsense=1", "nonsense"),
     ] {
         let error = render(&[value]).expect_err(value);
         assert!(error.contains(told), "{value}: {error}");

@@ -20,8 +20,8 @@ mod probe;
 mod process;
 mod settings;
 mod source;
-mod uninstall;
 mod trust;
+mod uninstall;
 mod values;
 
 use std::ffi::OsString;

@@ -68,6 +68,7 @@ pub async fn run(mut settings: NodeSettings) -> anyhow::Result<()> {
     }
     let source = Source::open(&settings.source, View::Node(settings.node_name.clone())).await?;
     let (mesh, source_status, synced) = (source.mesh(), source.status(), source.synced());
+    mesh.set_aliases(settings.trust.aliases.clone());
     let status = source.client().map(PodStatus::new);
     let reporter = Reporter {
         controller: "mesh.adit/node",
@@ -92,7 +93,14 @@ pub async fn run(mut settings: NodeSettings) -> anyhow::Result<()> {
     let state = AdminState {
         telemetry: Arc::clone(&telemetry),
         readiness: readiness.clone(),
-        sections: Arc::new(sections(&mesh, &pods, &outcomes, &telemetry, source_status, certs.trust().clone())),
+        sections: Arc::new(sections(
+            &mesh,
+            &pods,
+            &outcomes,
+            &telemetry,
+            source_status,
+            certs.trust().clone(),
+        )),
         quit: Arc::new(move || {
             quit.send_replace(true);
         }),

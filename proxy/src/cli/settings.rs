@@ -34,7 +34,9 @@ pub enum SettingsError {
     #[error("--mesh-file {}: with --source kubernetes no mesh file is read; leave out one of the two", .0.display())]
     MeshFileUnused(PathBuf),
     /// A trust domain is said to be ours and to be another.
-    #[error("--trust-domain-alias {0} and --trust-domain-bundle {0}=…: it is either this mesh's trust domain or another")]
+    #[error(
+        "--trust-domain-alias {0} and --trust-domain-bundle {0}=…: it is either this mesh's trust domain or another"
+    )]
     AliasAndForeign(TrustDomain),
     /// A stream's window is larger than its tunnel's.
     #[error("--connection-window {connection} is less than --stream-window {stream}: one stream could fill the tunnel")]

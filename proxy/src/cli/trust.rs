@@ -89,7 +89,10 @@ impl TryFrom<TrustArgs> for TrustSettings {
             .into_iter()
             .map(|bundle| (bundle.domain, bundle.file))
             .collect();
-        if let Some((domain, _)) = foreign.iter().find(|(domain, _)| args.trust_domain_alias.contains(domain)) {
+        if let Some((domain, _)) = foreign
+            .iter()
+            .find(|(domain, _)| args.trust_domain_alias.contains(domain))
+        {
             return Err(SettingsError::AliasAndForeign(domain.clone()));
         }
         Ok(Self {
@@ -112,7 +115,10 @@ mod tests {
     #[test]
     fn a_domain_and_its_bundle_are_told_apart() {
         let bundle: DomainBundle = "other.example=/etc/a=b.pem".parse().unwrap();
-        assert_eq!((bundle.domain.as_str(), bundle.file.to_str()), ("other.example", Some("/etc/a=b.pem")));
+        assert_eq!(
+            (bundle.domain.as_str(), bundle.file.to_str()),
+            ("other.example", Some("/etc/a=b.pem"))
+        );
         for (text, error) in [
             ("other.example", DomainBundleError::Form),
             ("other.example=", DomainBundleError::Form),

@@ -151,14 +151,17 @@ async fn serve_stream(
         draft.certificate_serial = Some(serial);
         draft.source.identity = Some(peer.id().clone());
     }
-    let (stream, app, _place) = match Box::pin(connect_stream(&worker, &pod, incoming, from, peer.id(), &mut track)).await {
-        Ok(connected) => connected,
-        Err(refusal) => return track.end(refusal),
-    };
+    let (stream, app, _place) =
+        match Box::pin(connect_stream(&worker, &pod, incoming, from, peer.id(), &mut track)).await {
+            Ok(connected) => connected,
+            Err(refusal) => return track.end(refusal),
+        };
     let connection = track.open();
     let (receiver, sender) = stream.split();
     let client = (TunnelReader(receiver), TunnelWriter(sender));
-    let standee = worker.standing.enter(&connection, Some(&peer), decided, &worker.plane.mesh);
+    let standee = worker
+        .standing
+        .enter(&connection, Some(&peer), decided, &worker.plane.mesh);
     let (sent, received, breaker) = (&connection.sent, &connection.received, Some(standee.breaker()));
     let outcome = relay(client, app.split(), sent, received, breaker).await;
     app.close_if(&outcome);

@@ -60,7 +60,9 @@ pub(super) async fn serve(worker: Rc<Worker>, pod: Arc<LocalPod>, tcp: TcpStream
     let outcome = match next {
         Next::Test => return,
         Next::Tunnel(stream) => {
-            let standee = worker.standing.enter(&connection, stream.peer(), decided, &worker.plane.mesh);
+            let standee = worker
+                .standing
+                .enter(&connection, stream.peer(), decided, &worker.plane.mesh);
             let (receiver, sender) = stream.split();
             relay(
                 app.split(),

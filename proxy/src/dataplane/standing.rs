@@ -6,9 +6,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::record::{Connection, Path, Reporter};
+use crate::identity::PeerChain;
 use crate::mesh::{Mesh, MeshHandle, Workload};
 use crate::policy::{self, Verdict};
-use crate::identity::PeerChain;
 use crate::relay::{Breaker, Grounds};
 
 /// How many connections are reviewed before others have their turn.

@@ -171,9 +171,7 @@ impl Tunnel {
 
     /// Whether the tunnel is of no more use.
     pub(super) fn is_closed(&self) -> bool {
-        self.use_.closed.get()
-            || self.requests.borrow().is_none()
-            || SystemTime::now() >= self.use_.not_after
+        self.use_.closed.get() || self.requests.borrow().is_none() || SystemTime::now() >= self.use_.not_after
     }
 
     /// Takes a place for a stream; to be asked only where there is room.

@@ -86,7 +86,10 @@ impl Certificate {
     pub fn trusting(mut self, trust: &Trust) -> Result<Self, CertificateError> {
         let roots = std::mem::take(&mut self.roots);
         if !roots.is_empty() {
-            trust.learn(&roots, self.not_after.duration_since(self.not_before).unwrap_or_default());
+            trust.learn(
+                &roots,
+                self.not_after.duration_since(self.not_before).unwrap_or_default(),
+            );
         }
         let generation = trust.generation();
         acceptable(trust, &self.home, &self.key.cert, Purpose::Live, self.not_before)?;
@@ -132,7 +135,8 @@ impl Certificate {
         if let Some(fault) = &fault {
             tracing::warn!(identity = %self.id, serial = %self.serial, "our own certificate is of no more use: {fault}");
         }
-        self.verdict.store(2 * generation + u64::from(fault.is_some()), Ordering::Relaxed);
+        self.verdict
+            .store(2 * generation + u64::from(fault.is_some()), Ordering::Relaxed);
         fault.is_none()
     }
 

@@ -100,7 +100,7 @@ pub enum CertificateError {
     #[error("{0}")]
     Weak(String),
     /// A certificate that is to sign others may not.
-    #[error("{0:?} is not an authority's certificate (its basic constraints say CA:FALSE)")]
+    #[error("{0:?} is not an authority's certificate (its basic constraints do not say CA:TRUE)")]
     NotAnAuthority(String),
     /// An authority's certificate in the place of a leaf.
     #[error("the certificate is an authority's own (its basic constraints say CA:TRUE), not a workload's")]

@@ -18,6 +18,8 @@ use super::{
 
 /// While a connection waits for the identity, the CA is asked at most this often.
 const DEMAND_INTERVAL: Duration = Duration::from_secs(1);
+/// Within this time all identities are asked for anew whose certificates rest on what is distrusted or revoked since.
+const DISTRUSTED_SPREAD: Duration = Duration::from_secs(2);
 
 pub(super) struct Entry {
     pub(super) id: SpiffeId,
@@ -221,6 +223,7 @@ fn settle(entry: &Entry, shared: &Shared, result: Result<Certificate, IssueError
 /// have been why.
 async fn pause(entry: &Entry, shared: &Shared, started: Instant, next: Next, steps: &mut watch::Receiver<u64>) {
     steps.mark_unchanged();
+    let mut distrusted = shared.settings.trust.changes();
     let mut stepped = false;
     loop {
         let due = match next {
@@ -233,7 +236,12 @@ async fn pause(entry: &Entry, shared: &Shared, started: Instant, next: Next, ste
                 let now = shared.now();
                 let due = refresh_after(certificate.not_before(), certificate.not_after(), now, random);
                 let left = certificate.not_after().duration_since(now).unwrap_or_default();
-                Instant::now() + if stepped { due } else { due.max(apart(left)) }
+                Instant::now()
+                    + match certificate.is_trusted() {
+                        false => DISTRUSTED_SPREAD.mul_f64(random.clamp(0.0, 1.0)),
+                        true if stepped => due,
+                        true => due.max(apart(left)),
+                    }
             }
         };
         lock(&entry.progress).next_attempt = shared.now().checked_add(due - Instant::now());
@@ -252,6 +260,7 @@ async fn pause(entry: &Entry, shared: &Shared, started: Instant, next: Next, ste
             () = demanded => return,
             // The sender lives as long as `shared`.
             _ = steps.changed() => stepped = true,
+            _ = distrusted.changed() => {}
         }
     }
 }

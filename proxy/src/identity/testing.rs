@@ -78,7 +78,10 @@ impl TestCa {
     pub(crate) fn new() -> Self {
         let [root, intermediate] = [(); 2].map(|()| KeyPair::generate().unwrap());
         // A name of its own for each, as real authorities have.
-        let tag: String = root.public_key_raw()[1..9].iter().map(|byte| format!("{byte:02x}")).collect();
+        let tag: String = root.public_key_raw()[1..9]
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
         Self::made(&tag, root, intermediate, |_| {})
     }
 
@@ -108,10 +111,6 @@ impl TestCa {
 
     pub(in crate::identity) fn root(&self) -> Root {
         Root::parse(self.root.der()).unwrap()
-    }
-
-    pub(crate) fn root_der(&self) -> CertificateDer<'static> {
-        self.root.der().clone()
     }
 
     pub(crate) fn intermediate_der(&self) -> CertificateDer<'static> {
@@ -152,7 +151,11 @@ impl TestCa {
             revoked_certs: revoked.collect(),
             key_identifier_method: KeyIdMethod::Sha256,
         };
-        let issuer = if options.of_root { &self.root } else { &self.intermediate };
+        let issuer = if options.of_root {
+            &self.root
+        } else {
+            &self.intermediate
+        };
         let crl = params.signed_by(issuer).unwrap();
         TestCrl {
             pem: crl.pem().unwrap(),
@@ -188,12 +191,19 @@ impl TestCa {
     }
 
     /// A leaf of another kind, for a fresh key, signed by the intermediate.
-    pub(crate) fn odd_leaf(&self, id: &SpiffeId, change: impl FnOnce(&mut CertificateParams)) -> (CertificateDer<'static>, PrivateKey) {
+    pub(crate) fn odd_leaf(
+        &self,
+        id: &SpiffeId,
+        change: impl FnOnce(&mut CertificateParams),
+    ) -> (CertificateDer<'static>, PrivateKey) {
         let key = PrivateKey::generate().unwrap();
         let mut params = leaf_params(&[id.as_str()], LeafOptions::default());
         change(&mut params);
         let public_key = SubjectPublicKeyInfo::from_der(&key.public_key()).unwrap();
-        (params.signed_by(&public_key, &self.intermediate).unwrap().der().clone(), key)
+        (
+            params.signed_by(&public_key, &self.intermediate).unwrap().der().clone(),
+            key,
+        )
     }
 
     /// A leaf for this public key (DER SubjectPublicKeyInfo).
@@ -233,7 +243,9 @@ impl TestCa {
 fn ca_params(name: &str) -> CertificateParams {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
-    params.distinguished_name.push(DnType::CommonName, format!("test {name}"));
+    params
+        .distinguished_name
+        .push(DnType::CommonName, format!("test {name}"));
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     params

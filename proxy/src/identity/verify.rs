@@ -210,9 +210,9 @@ pub(crate) fn explain(error: &Error) -> String {
             TlsReason::BadSignature => "the peer does not have the private key of the certificate that it shows".into(),
             reason => format!("the peer's certificate is refused: {reason}"),
         },
-        Error::InvalidMessage(InvalidMessage::HandshakePayloadTooLarge | InvalidMessage::CertificatePayloadTooLarge) => {
-            "the peer's certificate is refused: its chain is larger than 64 KiB".into()
-        }
+        Error::InvalidMessage(
+            InvalidMessage::HandshakePayloadTooLarge | InvalidMessage::CertificatePayloadTooLarge,
+        ) => "the peer's certificate is refused: its chain is larger than 64 KiB".into(),
         Error::NoCertificatesPresented => "the peer shows no certificate".into(),
         Error::AlertReceived(alert) => match told(*alert) {
             Some(reason) => format!("the peer refuses our certificate: {reason}"),

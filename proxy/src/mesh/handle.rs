@@ -1,12 +1,14 @@
 //! The way from a source to everybody who asks: the latest snapshot and word of a newer one.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
 use tokio::sync::watch;
 
 use super::Mesh;
+use super::aliases::Aliases;
+use crate::identity::TrustDomain;
 
 /// The latest [`Mesh`], shared between the source that publishes and all that read. Clones are one.
 #[derive(Clone)]
@@ -14,6 +16,7 @@ pub struct MeshHandle(Arc<Shared>);
 
 struct Shared {
     latest: ArcSwap<Mesh>,
+    aliases: OnceLock<Aliases>,
     generation: watch::Sender<u64>,
 }
 
@@ -22,6 +25,7 @@ impl MeshHandle {
     pub fn new(mesh: Mesh) -> Self {
         Self(Arc::new(Shared {
             latest: ArcSwap::from_pointee(mesh),
+            aliases: OnceLock::new(),
             generation: watch::Sender::new(1),
         }))
     }
@@ -31,8 +35,19 @@ impl MeshHandle {
         self.0.latest.load_full()
     }
 
+    /// Says which further names the mesh's trust domain has: from now on policies know who bears one by the mesh's own.
+    /// To be said once, before anything is published by others.
+    pub fn set_aliases(&self, names: Vec<TrustDomain>) {
+        if !names.is_empty() && self.0.aliases.set(Aliases::new(names)).is_ok() {
+            self.publish((*self.load()).clone());
+        }
+    }
+
     /// Replaces the snapshot, tells all subscribers, and returns the new generation.
-    pub fn publish(&self, mesh: Mesh) -> u64 {
+    pub fn publish(&self, mut mesh: Mesh) -> u64 {
+        if let Some(aliases) = self.0.aliases.get() {
+            aliases.resolve(&mut mesh);
+        }
         let mesh = Arc::new(mesh);
         let mut published = 0;
         // Stored under the sender's lock: who sees generation n loads the snapshot n or a later one.

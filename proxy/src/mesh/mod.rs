@@ -3,6 +3,7 @@
 //! A [`Mesh`] is one immutable snapshot. A source of truth ([`source`]) builds each anew and publishes it through a
 //! [`MeshHandle`]; everything else loads the latest and sees one consistent state for as long as it holds it.
 
+mod aliases;
 mod edit;
 mod endpoints;
 mod error;

@@ -179,7 +179,10 @@ async fn what_is_cut_resets_both_sides_and_counts_what_has_passed() {
         assert_eq!(rest(&mut bed.server).await, (0, RESET));
     })
     .await;
-    assert_eq!(relayed.outcome, Outcome::Cut(Grounds::Policy, "for this reason".to_owned()));
+    assert_eq!(
+        relayed.outcome,
+        Outcome::Cut(Grounds::Policy, "for this reason".to_owned())
+    );
     assert_eq!((relayed.sent, relayed.received), (8, 0));
 }
 

@@ -7,7 +7,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use serde_json::{Value, json};
 
 use super::line::Rfc3339;
-use crate::identity::{CertStore, IdentityState, SpiffeId};
+use crate::identity::{CertStore, IdentityState, SpiffeId, TrustStatus};
 
 /// How an identity stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -84,6 +84,10 @@ pub trait CertificateView: Send + Sync {
     fn ca_latency(&self) -> Option<Histogram>;
     /// For how long the authority has been away, if it is.
     fn ca_away(&self) -> Option<Duration>;
+    /// What peers are verified against.
+    fn trust(&self) -> Option<TrustStatus> {
+        None
+    }
 }
 
 impl CertificateView for CertStore {
@@ -123,6 +127,10 @@ impl CertificateView for CertStore {
 
     fn ca_away(&self) -> Option<Duration> {
         self.stats().away
+    }
+
+    fn trust(&self) -> Option<TrustStatus> {
+        Some(CertStore::trust(self).status())
     }
 }
 

@@ -17,6 +17,7 @@ use super::flags::ResponseFlag;
 use super::process::ProcessFigures;
 use super::series::{LabelSet, Series};
 use super::{Core, PATHS, REPORTERS, reporter_name};
+use crate::identity::{RootSource, RootStatus};
 use crate::node::{Outcome, Outcomes};
 
 /// Seconds: from a handshake on one machine to one that is near its deadline.
@@ -43,6 +44,7 @@ impl Collector for Metrics {
         self.connections(&mut page)?;
         self.handshakes(&mut page)?;
         self.certificates(&mut page)?;
+        self.trust(&mut page)?;
         self.pods(&mut page)?;
         self.process(&mut page)
     }
@@ -256,6 +258,50 @@ impl Metrics {
             "adit_certificate_expiry_seconds",
             "Seconds until the first certificate expires.",
             soonest,
+        )
+    }
+
+    fn trust(&self, page: &mut Page<'_>) -> fmt::Result {
+        let Some(trust) = self.0.certificates.trust() else {
+            return Ok(());
+        };
+        let of = |root: &RootStatus| root.trust_domain.as_ref().map_or("own", |_| "foreign");
+        page.gauges(
+            "adit_trust_roots",
+            "Roots that peers are verified against.",
+            ["own", "foreign"].into_iter().flat_map(|domain| {
+                let all = trust
+                    .roots
+                    .iter()
+                    .filter(move |root| root.in_force && of(root) == domain);
+                RootSource::ALL.map(|source| {
+                    let count = all.clone().filter(|root| root.source == source).count();
+                    ([("domain", domain), ("source", source.as_str())], count as f64)
+                })
+            }),
+        )?;
+        page.gauge(
+            "adit_trust_files_failing",
+            "Bundles, lists of what is distrusted and revocation lists that cannot be used as they are.",
+            Some(trust.errors.len() as f64),
+        )?;
+        let now = SystemTime::now();
+        let soonest = trust
+            .roots
+            .iter()
+            .filter(|root| root.in_force)
+            .map(|root| root.not_after)
+            .min();
+        page.gauge(
+            "adit_trust_root_expiry_seconds",
+            "Seconds until the first root expires.",
+            soonest.map(|soonest| seconds_between(now, soonest)),
+        )?;
+        let due = trust.crls.iter().filter_map(|crl| crl.next_update).min();
+        page.gauge(
+            "adit_crl_expiry_seconds",
+            "Seconds until the first revocation list is out of date.",
+            due.map(|due| seconds_between(now, due)),
         )
     }
 

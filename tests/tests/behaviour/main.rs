@@ -52,4 +52,5 @@ mod startup;
 mod tampering;
 mod telemetry;
 mod transparency;
+mod trust;
 mod upgrade;

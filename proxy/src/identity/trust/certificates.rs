@@ -57,7 +57,10 @@ pub(super) fn key_fault(key: &SubjectPublicKeyInfo<'_>) -> Option<Fault> {
         }
         Ok(PublicKey::RSA(_)) => return None,
         Ok(PublicKey::EC(point)) if matches!(point.key_size(), 256 | 384 | 528) => return None,
-        Ok(PublicKey::EC(point)) => format!("an elliptic curve of {} bits; it takes P-256 or better", point.key_size()),
+        Ok(PublicKey::EC(point)) => format!(
+            "an elliptic curve of {} bits; it takes P-256 or better",
+            point.key_size()
+        ),
         _ if key.algorithm.algorithm.to_id_string() == "1.3.101.112" => return None,
         Ok(PublicKey::DSA(_)) => "a DSA key".into(),
         _ => format!("a key of the unknown kind {}", key.algorithm.algorithm.to_id_string()),
@@ -90,7 +93,10 @@ mod tests {
             (String::new(), "it has no certificate"),
             ("garbage".into(), "it has no certificate"),
             (one.root_pem()[..200].to_owned(), "certificate 1 of it"),
-            (format!("{}{}", one.root_pem(), &two.root_pem()[..200]), "certificate 2 of it"),
+            (
+                format!("{}{}", one.root_pem(), &two.root_pem()[..200]),
+                "certificate 2 of it",
+            ),
             (format!("{}{}", one.root_pem(), answer[0]), "is not an authority"),
             (WEAK_RSA_ROOT.into(), "an RSA key of 1024 bits"),
         ] {

@@ -130,8 +130,7 @@ impl Snapshot {
             .flat_map(known)
             .collect();
         distrust.resolve(everything.iter().map(|root| &**root));
-        let anchors =
-            |sources: &Sources<'_>| Anchors::compose(sources.roots.iter(), sources.before, &distrust, now);
+        let anchors = |sources: &Sources<'_>| Anchors::compose(sources.roots.iter(), sources.before, &distrust, now);
         Self {
             home: anchors(&parts.home),
             foreign: parts
@@ -169,7 +168,10 @@ impl Snapshot {
 
     /// Those of one other.
     pub(super) fn anchors_of(&self, domain: &TrustDomain) -> Option<&Anchors> {
-        self.foreign.iter().find(|(name, _)| name == domain).map(|(_, anchors)| anchors)
+        self.foreign
+            .iter()
+            .find(|(name, _)| name == domain)
+            .map(|(_, anchors)| anchors)
     }
 
     /// Whether this is another name of our own trust domain.
@@ -185,6 +187,8 @@ impl Snapshot {
     /// The subjects of those roots of the domain that are distrusted.
     pub(super) fn barred<'a>(&'a self, home: &TrustDomain, domain: &str) -> impl Iterator<Item = &'a str> + use<'a> {
         let anchors = self.anchors(home, domain);
-        anchors.into_iter().flat_map(|anchors| anchors.barred.iter().map(|subject| &**subject))
+        anchors
+            .into_iter()
+            .flat_map(|anchors| anchors.barred.iter().map(|subject| &**subject))
     }
 }

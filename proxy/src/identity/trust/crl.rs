@@ -101,7 +101,8 @@ impl Crl {
         } else {
             let mut left = bytes;
             while !left.is_empty() {
-                let (crl, rest) = Self::parse(left).map_err(|reason| format!("list {} of it: {reason}", crls.len() + 1))?;
+                let (crl, rest) =
+                    Self::parse(left).map_err(|reason| format!("list {} of it: {reason}", crls.len() + 1))?;
                 crls.push(crl);
                 left = rest;
             }
@@ -123,11 +124,17 @@ impl Crl {
             match extension.parsed_extension() {
                 ParsedExtension::IssuingDistributionPoint(point) => {
                     if point.indirect_crl || point.only_some_reasons.is_some() || point.only_contains_attribute_certs {
-                        return Err("lists of other issuers' certificates, of some reasons only, or of attribute \
+                        return Err(
+                            "lists of other issuers' certificates, of some reasons only, or of attribute \
                                     certificates are not understood"
-                            .into());
+                                .into(),
+                        );
                     }
-                    scope = match (&point.distribution_point, point.only_contains_user_certs, point.only_contains_ca_certs) {
+                    scope = match (
+                        &point.distribution_point,
+                        point.only_contains_user_certs,
+                        point.only_contains_ca_certs,
+                    ) {
                         (Some(_), ..) => Scope::Part,
                         (None, true, false) => Scope::Leaves,
                         (None, false, true) => Scope::Authorities,
@@ -146,7 +153,10 @@ impl Crl {
             issuer_name: list.issuer().to_string().into(),
             this_update: system_time(list.last_update().timestamp()),
             next_update: list.next_update().map(|time| system_time(time.timestamp())),
-            revoked: list.iter_revoked_certificates().map(|one| trimmed(one.raw_serial()).into()).collect(),
+            revoked: list
+                .iter_revoked_certificates()
+                .map(|one| trimmed(one.raw_serial()).into())
+                .collect(),
             scope,
             signers: Mutex::default(),
         };
@@ -218,7 +228,10 @@ mod tests {
     #[test]
     fn lists_are_read_as_pem_and_der_one_and_several() {
         let (one, two) = (TestCa::new(), TestCa::new());
-        let (a, b) = (one.crl(&[&[1], &[0, 2]], CrlOptions::default()), two.crl(&[], CrlOptions::default()));
+        let (a, b) = (
+            one.crl(&[&[1], &[0, 2]], CrlOptions::default()),
+            two.crl(&[], CrlOptions::default()),
+        );
         for (bytes, count) in [
             (a.pem.clone().into_bytes(), 1),
             (format!("{}{}", a.pem, b.pem).into_bytes(), 2),
@@ -230,7 +243,13 @@ mod tests {
         }
         let half = &a.der[..a.der.len() / 2];
         let half_pem = format!("{}{}", b.pem, &a.pem[..a.pem.len() / 2]);
-        for bytes in [&b""[..], b"garbage", half, half_pem.as_bytes(), one.root_pem().as_bytes()] {
+        for bytes in [
+            &b""[..],
+            b"garbage",
+            half,
+            half_pem.as_bytes(),
+            one.root_pem().as_bytes(),
+        ] {
             assert!(Crl::parse_file(bytes).is_err());
         }
     }

@@ -35,7 +35,10 @@ impl Distrust {
                 in_block = line.starts_with("-----BEGIN");
             } else if !in_block && !line.is_empty() {
                 let fingerprint = fingerprint(line).ok_or_else(|| {
-                    format!("line {} of it is neither a PEM certificate nor a SHA-256 fingerprint", number + 1)
+                    format!(
+                        "line {} of it is neither a PEM certificate nor a SHA-256 fingerprint",
+                        number + 1
+                    )
                 })?;
                 list.certificates.insert(fingerprint);
             }

@@ -61,7 +61,9 @@ impl<T> Watched<T> {
                 self.seen = Some(digest);
                 parse(&bytes)
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound && self.optional && self.good.is_none() => return false,
+            Err(error) if error.kind() == io::ErrorKind::NotFound && self.optional && self.good.is_none() => {
+                return false;
+            }
             Err(error) => {
                 self.seen = None;
                 Err(error.to_string())
@@ -81,7 +83,9 @@ impl<T> Watched<T> {
                     if self.good.is_some() {
                         tracing::error!("{what} {path} cannot be used: {reason}; what it held before stays in force");
                     } else {
-                        tracing::error!("{what} {path} cannot be used: {reason}; it gives nothing until that is mended");
+                        tracing::error!(
+                            "{what} {path} cannot be used: {reason}; it gives nothing until that is mended"
+                        );
                     }
                     self.error = Some(reason);
                 }
@@ -138,7 +142,10 @@ impl<T> WatchedFolder<T> {
 
     pub(super) fn errors(&self) -> impl Iterator<Item = (&Path, &str)> {
         let own = self.error.as_deref().map(|error| (&*self.path, error));
-        let files = self.files.values().filter_map(|file| Some((file.path(), file.error()?)));
+        let files = self
+            .files
+            .values()
+            .filter_map(|file| Some((file.path(), file.error()?)));
         own.into_iter().chain(files)
     }
 
@@ -148,7 +155,11 @@ impl<T> WatchedFolder<T> {
             Err(error) => {
                 let reason = error.to_string();
                 if self.error.as_ref() != Some(&reason) {
-                    tracing::error!("{} {}: {reason}; what was there before stays in force", self.what, self.path.display());
+                    tracing::error!(
+                        "{} {}: {reason}; what was there before stays in force",
+                        self.what,
+                        self.path.display()
+                    );
                     self.error = Some(reason);
                 }
                 return false;
@@ -234,7 +245,10 @@ mod tests {
         assert!(file.look(parse));
         swap("v2");
         assert!(!file.look(parse));
-        assert_eq!((file.good().map(String::as_str), file.error()), (Some("three"), Some("bad")));
+        assert_eq!(
+            (file.good().map(String::as_str), file.error()),
+            (Some("three"), Some("bad"))
+        );
         fs::remove_file(&path).unwrap();
         assert!(!file.look(parse));
         assert_eq!(file.good().map(String::as_str), Some("three"));

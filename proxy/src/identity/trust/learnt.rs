@@ -45,7 +45,11 @@ impl Learnt {
             }
         }
         for root in answer {
-            if !self.known.iter().any(|known| known.root.fingerprint == root.fingerprint) {
+            if !self
+                .known
+                .iter()
+                .any(|known| known.root.fingerprint == root.fingerprint)
+            {
                 self.known.push(Known {
                     root: Arc::new(root.clone()),
                     longest: lifetime,
@@ -114,7 +118,7 @@ mod tests {
         learnt.take_in(&[old.clone()], HOUR, start);
         learnt.take_in(&[new.clone()], HOUR, start);
         // Another replica of the CA that is not as far yet.
-        learnt.take_in(&[old.clone()], HOUR, start + HOUR);
+        learnt.take_in(&[old.clone(), new.clone()], HOUR, start + HOUR);
         assert!(learnt.sweep(start + 10 * HOUR).is_empty());
         learnt.take_in(&[new.clone()], HOUR, start + 10 * HOUR);
         learnt.take_in(&[new.clone()], HOUR, start);

@@ -8,6 +8,7 @@ mod compose;
 mod crl;
 mod distrust;
 mod files;
+mod given;
 mod learnt;
 mod path;
 mod peer;

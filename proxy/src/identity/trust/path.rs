@@ -57,13 +57,13 @@ impl Check<'_> {
         if let Some(Fault(fault)) = key_fault(parsed.public_key()) {
             return Err(CertificateError::Weak(format!("the certificate of {id}: {fault}")));
         }
-        let anchors = self
-            .snapshot
-            .anchors(self.home, id.trust_domain())
-            .ok_or_else(|| CertificateError::WrongTrustDomain {
-                expected: self.home.clone(),
-                found: id.clone(),
-            })?;
+        let anchors =
+            self.snapshot
+                .anchors(self.home, id.trust_domain())
+                .ok_or_else(|| CertificateError::WrongTrustDomain {
+                    expected: self.home.clone(),
+                    found: id.clone(),
+                })?;
         let anchors = match self.purpose {
             Purpose::Handshake => anchors.current(),
             Purpose::Live => anchors.with_retired(),
@@ -89,7 +89,10 @@ impl Check<'_> {
                 .map(|_| ())
         });
         verified.map_err(|error| match (error, found.take()) {
-            (webpki::Error::CertRevoked | webpki::Error::CertDistrusted | webpki::Error::UnknownRevocationStatus, Some(reason)) => reason,
+            (
+                webpki::Error::CertRevoked | webpki::Error::CertDistrusted | webpki::Error::UnknownRevocationStatus,
+                Some(reason),
+            ) => reason,
             (error, _) => self.explain(error, &id, leaf, rest),
         })?;
         Ok(id)
@@ -126,7 +129,10 @@ impl Check<'_> {
         let must_be_known = self.purpose == Purpose::Handshake && self.snapshot.crl_policy == CrlPolicy::Strict;
         let serial = || hex(subject.serial);
         match crl::ask(&self.snapshot.crls, subject, time(self.at)) {
-            Word::Revoked => Err((CertificateError::Revoked { serial: serial() }, webpki::Error::CertRevoked)),
+            Word::Revoked => Err((
+                CertificateError::Revoked { serial: serial() },
+                webpki::Error::CertRevoked,
+            )),
             Word::Expired if must_be_known => Err((
                 CertificateError::RevocationExpired { serial: serial() },
                 webpki::Error::UnknownRevocationStatus,
@@ -195,7 +201,10 @@ pub(in crate::identity) fn weakness(
         let self_signed = certificate.subject() == certificate.issuer();
         let signature = || signature_fault(&certificate.signature_algorithm).filter(|_| !self_signed);
         let Fault(fault) = key_fault(certificate.public_key()).or_else(signature)?;
-        Some(CertificateError::Weak(format!("the certificate {}: {fault}", named(&certificate))))
+        Some(CertificateError::Weak(format!(
+            "the certificate {}: {fault}",
+            named(&certificate)
+        )))
     })
 }
 

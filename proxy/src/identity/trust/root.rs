@@ -4,6 +4,7 @@ use std::time::SystemTime;
 
 use aws_lc_rs::digest::{SHA256, digest};
 use rustls_pki_types::{CertificateDer, TrustAnchor};
+use x509_parser::x509::X509Version;
 
 use super::certificates::{Fault, key_fault};
 use crate::identity::CertificateError;
@@ -29,13 +30,20 @@ impl Root {
     /// Takes a certificate for a root, if it may be one.
     pub(in crate::identity) fn parse(der: &CertificateDer<'_>) -> Result<Self, CertificateError> {
         let certificate = parse(der)?;
-        if let Ok(Some(constraints)) = certificate.basic_constraints()
-            && !constraints.value.ca
-        {
+        // Certificates of the first version have no extensions to say it by.
+        let is_authority = match certificate.basic_constraints() {
+            Ok(Some(constraints)) => constraints.value.ca,
+            Ok(None) => certificate.version() == X509Version::V1,
+            Err(_) => false,
+        };
+        if !is_authority {
             return Err(CertificateError::NotAnAuthority(certificate.subject().to_string()));
         }
         if let Some(Fault(fault)) = key_fault(certificate.public_key()) {
-            return Err(CertificateError::Weak(format!("the root {}: {fault}", certificate.subject())));
+            return Err(CertificateError::Weak(format!(
+                "the root {}: {fault}",
+                certificate.subject()
+            )));
         }
         let anchor = webpki::anchor_from_trusted_cert(der)
             .map_err(|error| CertificateError::Unparsable(error.to_string()))?

@@ -11,11 +11,9 @@ use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::certificates::Bundle;
 use super::compose::{Before, Parts, Snapshot, Sources};
 use super::crl::Crl;
-use super::distrust::Distrust;
-use super::files::{Watched, WatchedFolder};
+use super::given::{Files, Given};
 use super::learnt::Learnt;
 use super::path::{Check, Purpose, Role, unix};
 use super::peer::{PeerChain, Verdict};
@@ -41,25 +39,9 @@ struct Shared {
     chains: Mutex<Chains>,
 }
 
-struct Files {
-    bundles: Vec<Watched<Bundle>>,
-    foreign: Vec<(TrustDomain, Watched<Bundle>)>,
-    distrust: Option<Watched<Distrust>>,
-    crls: Vec<WatchedFolder<Vec<Arc<Crl>>>>,
-}
-
-/// What files give.
-#[derive(Default)]
-struct Given {
-    home: Vec<Arc<Root>>,
-    foreign: Vec<(TrustDomain, Vec<Arc<Root>>)>,
-    distrust: Distrust,
-    crls: Arc<[Arc<Crl>]>,
-    errors: Vec<(String, String)>,
-}
-
 #[derive(Default)]
 struct State {
+    looked: bool,
     learnt: Learnt,
     given: Given,
     home: Force,
@@ -85,29 +67,11 @@ struct Chains {
 impl Trust {
     /// Reads the files once; those that cannot be used are logged, and give nothing.
     pub fn new(settings: TrustSettings) -> Self {
-        let bundle = |path| Watched::new("the trust bundle", path, false);
-        let files = Files {
-            bundles: settings.bundles.iter().map(|path| bundle(path)).collect(),
-            foreign: settings
-                .foreign
-                .iter()
-                .map(|(domain, path)| (domain.clone(), bundle(path)))
-                .collect(),
-            distrust: settings
-                .distrust
-                .as_ref()
-                .map(|path| Watched::new("the list of what is distrusted", path, true)),
-            crls: settings
-                .crls
-                .iter()
-                .map(|path| WatchedFolder::new("the revocation lists", path))
-                .collect(),
-        };
         let trust = Self(Arc::new(Shared {
             aliases: settings.aliases.clone().into(),
             snapshot: ArcSwap::default(),
             generation: watch::Sender::new(0),
-            files: Mutex::new(files),
+            files: Mutex::new(Files::new(&settings)),
             state: Mutex::default(),
             chains: Mutex::default(),
             settings,
@@ -139,11 +103,13 @@ impl Trust {
     pub fn look(&self) {
         let given = {
             let mut files = lock(&self.0.files);
-            let _ = files.look();
+            files.look();
             files.given()
         };
         let mut state = lock(&self.0.state);
-        let worse = given.distrust != state.given.distrust || !same(&given.crls, &state.given.crls);
+        // Nothing is open before the first look.
+        let first = !std::mem::replace(&mut state.looked, true);
+        let worse = !first && (given.distrust != state.given.distrust || !given.has_same_lists(&state.given));
         state.given = given;
         for root in state.learnt.sweep(self.now()) {
             tracing::info!(
@@ -278,10 +244,23 @@ impl Trust {
             .all()
             .map(|(root, named)| show(root, None, RootSource::Ca, !named, home))
             .collect();
-        roots.extend(state.given.home.iter().map(|root| show(root, None, RootSource::File, false, home)));
+        roots.extend(
+            state
+                .given
+                .home
+                .iter()
+                .map(|root| show(root, None, RootSource::File, false, home)),
+        );
         for (domain, given) in &state.given.foreign {
-            let in_force = snapshot.anchors_of(domain).map(|anchors| anchors.fingerprints()).unwrap_or_default();
-            roots.extend(given.iter().map(|root| show(root, Some(domain), RootSource::File, false, in_force)));
+            let in_force = snapshot
+                .anchors_of(domain)
+                .map(|anchors| anchors.fingerprints())
+                .unwrap_or_default();
+            roots.extend(
+                given
+                    .iter()
+                    .map(|root| show(root, Some(domain), RootSource::File, false, in_force)),
+            );
         }
         let crl = |crl: &Arc<Crl>| CrlStatus {
             issuer: crl.issuer_name.to_string(),
@@ -291,13 +270,22 @@ impl Trust {
         };
         TrustStatus {
             roots,
-            retired: state.home.retired.len() + state.foreign.iter().map(|(_, force)| force.retired.len()).sum::<usize>(),
+            retired: state.home.retired.len()
+                + state
+                    .foreign
+                    .iter()
+                    .map(|(_, force)| force.retired.len())
+                    .sum::<usize>(),
             aliases: self.0.aliases.iter().map(ToString::to_string).collect(),
             distrusted: state.given.distrust.names(),
             crls: state.given.crls.iter().map(crl).collect(),
             crl_policy: self.0.settings.crl_policy.as_str(),
             errors: state.given.errors.clone(),
-            peer_chains: lock(&self.0.chains).known.values().filter(|chain| chain.strong_count() > 0).count(),
+            peer_chains: lock(&self.0.chains)
+                .known
+                .values()
+                .filter(|chain| chain.strong_count() > 0)
+                .count(),
         }
     }
 
@@ -307,7 +295,13 @@ impl Trust {
 
     /// Puts a new snapshot in force; `worse` if connections that are open may not survive it.
     fn publish(&self, state: &mut State, worse: bool) {
-        let home: Vec<_> = state.learnt.all().map(|(root, _)| root).chain(&state.given.home).cloned().collect();
+        let home: Vec<_> = state
+            .learnt
+            .all()
+            .map(|(root, _)| root)
+            .chain(&state.given.home)
+            .cloned()
+            .collect();
         let nothing = Force::default();
         let force = |domain: &TrustDomain| {
             let found = state.foreign.iter().find(|(name, _)| name == domain);
@@ -334,9 +328,16 @@ impl Trust {
         for ((domain, anchors), (_, given)) in snapshot.foreign().iter().zip(&state.given.foreign) {
             foreign.push((domain.clone(), force(domain).renewed(given, anchors, domain.as_str())));
         }
-        let all = home.iter().chain(state.given.foreign.iter().flat_map(|(_, roots)| roots));
-        let barred = all.chain(state.home.all()).chain(state.foreign.iter().flat_map(|(_, force)| force.all()));
-        let mut barred: Vec<_> = barred.filter(|root| snapshot.distrust.has_root(root)).cloned().collect();
+        let all = home
+            .iter()
+            .chain(state.given.foreign.iter().flat_map(|(_, roots)| roots));
+        let barred = all
+            .chain(state.home.all())
+            .chain(state.foreign.iter().flat_map(|(_, force)| force.all()));
+        let mut barred: Vec<_> = barred
+            .filter(|root| snapshot.distrust.has_root(root))
+            .cloned()
+            .collect();
         barred.extend(state.barred.drain(..).filter(|root| snapshot.distrust.has_root(root)));
         barred.sort_by_key(|root| root.fingerprint);
         barred.dedup_by_key(|root| root.fingerprint);
@@ -344,7 +345,8 @@ impl Trust {
         self.0.snapshot.store(Arc::new(snapshot));
         if worse {
             tracing::warn!(
-                distrusted = state.given.distrust.len(), revocation_lists = state.given.crls.len(),
+                distrusted = state.given.distrust.len(),
+                revocation_lists = state.given.crls.len(),
                 "what is distrusted or revoked has changed: open connections that rest on it end"
             );
             self.0.generation.send_modify(|generation| *generation += 1);
@@ -401,57 +403,6 @@ impl Force {
             retired: anchors.retired().to_vec(),
         }
     }
-}
-
-impl Files {
-    fn look(&mut self) -> bool {
-        let mut changed = false;
-        let parse = |bytes: &[u8]| {
-            let bundle = Bundle::parse(bytes)?;
-            for reason in &bundle.ignored {
-                tracing::warn!("a certificate of a trust bundle is left out: {reason}");
-            }
-            Ok(bundle)
-        };
-        let foreign = self.foreign.iter_mut().map(|(_, file)| file);
-        for bundle in self.bundles.iter_mut().chain(foreign) {
-            changed |= bundle.look(parse);
-        }
-        if let Some(distrust) = &mut self.distrust {
-            changed |= distrust.look(Distrust::parse);
-        }
-        for folder in &mut self.crls {
-            changed |= folder.look(|bytes| Ok(Crl::parse_file(bytes)?.into_iter().map(Arc::new).collect()));
-        }
-        changed
-    }
-
-    fn given(&self) -> Given {
-        let roots = |file: &Watched<Bundle>| file.good().map(|bundle| bundle.roots.clone()).unwrap_or_default();
-        let mut foreign: Vec<(TrustDomain, Vec<Arc<Root>>)> = Vec::new();
-        for (domain, file) in &self.foreign {
-            match foreign.iter_mut().find(|(name, _)| name == domain) {
-                Some((_, all)) => all.extend(roots(file)),
-                None => foreign.push((domain.clone(), roots(file))),
-            }
-        }
-        let error = |path: &std::path::Path, error: &str| (path.display().to_string(), error.to_owned());
-        let bundles = self.bundles.iter().chain(self.foreign.iter().map(|(_, file)| file));
-        let mut errors: Vec<_> = bundles.filter_map(|file| Some(error(file.path(), file.error()?))).collect();
-        errors.extend(self.distrust.iter().filter_map(|file| Some(error(file.path(), file.error()?))));
-        errors.extend(self.crls.iter().flat_map(WatchedFolder::errors).map(|(path, reason)| error(path, reason)));
-        Given {
-            home: self.bundles.iter().flat_map(roots).collect(),
-            foreign,
-            distrust: self.distrust.as_ref().and_then(Watched::good).cloned().unwrap_or_default(),
-            crls: self.crls.iter().flat_map(WatchedFolder::good).flatten().cloned().collect(),
-            errors,
-        }
-    }
-}
-
-fn same(one: &[Arc<Crl>], other: &[Arc<Crl>]) -> bool {
-    one.len() == other.len() && one.iter().zip(other).all(|(one, other)| Arc::ptr_eq(one, other))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

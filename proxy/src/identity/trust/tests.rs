@@ -36,7 +36,10 @@ fn shake(server: Arc<ServerConfig>, client: Arc<ClientConfig>) -> (Word, Word) {
         let mut left = &bytes[..];
         while !left.is_empty() && of_server.is_ok() {
             server.read_tls(&mut left).unwrap();
-            of_server = server.process_new_packets().map(|_| ()).map_err(|error| explain_tls(&error));
+            of_server = server
+                .process_new_packets()
+                .map(|_| ())
+                .map_err(|error| explain_tls(&error));
         }
         let mut bytes = Vec::new();
         while server.wants_write() {
@@ -45,7 +48,10 @@ fn shake(server: Arc<ServerConfig>, client: Arc<ClientConfig>) -> (Word, Word) {
         let mut left = &bytes[..];
         while !left.is_empty() && of_client.is_ok() {
             client.read_tls(&mut left).unwrap();
-            of_client = client.process_new_packets().map(|_| ()).map_err(|error| explain_tls(&error));
+            of_client = client
+                .process_new_packets()
+                .map(|_| ())
+                .map_err(|error| explain_tls(&error));
         }
     }
     if of_server.is_ok() && of_client.is_ok() {

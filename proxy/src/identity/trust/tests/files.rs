@@ -7,7 +7,8 @@ use super::*;
 use crate::identity::testing::{CrlOptions, id};
 use crate::identity::{CertificateError, CrlPolicy, PeerChain, TrustDomain, TrustSettings};
 
-const FINGERPRINT_OF_NOBODY: &str = "00:11:22:33:44:55:66:77:88:99:aa:bb:cc:dd:ee:ff:00:11:22:33:44:55:66:77:88:99:aa:bb:cc:dd:ee:ff";
+const FINGERPRINT_OF_NOBODY: &str =
+    "00:11:22:33:44:55:66:77:88:99:aa:bb:cc:dd:ee:ff:00:11:22:33:44:55:66:77:88:99:aa:bb:cc:dd:ee:ff";
 
 fn trust(folder: &Path, change: impl FnOnce(&mut TrustSettings)) -> Trust {
     let mut settings = TrustSettings {
@@ -19,7 +20,9 @@ fn trust(folder: &Path, change: impl FnOnce(&mut TrustSettings)) -> Trust {
 }
 
 fn remembered(judge: &Certificate, peer: &Certificate, role: Role) -> Arc<PeerChain> {
-    judge.remember(peer.presented(), role, judge.trust().generation()).unwrap()
+    judge
+        .remember(peer.presented(), role, judge.trust().generation())
+        .unwrap()
 }
 
 #[test]
@@ -33,20 +36,40 @@ fn a_distrusted_root_is_gone_at_once_whatever_names_it_and_with_it_all_that_rest
         // Both roots are known by now.
         let (mut answer, key) = new.issue(&id("shop", "cart"));
         answer[2].push_str(&stolen.root_pem());
-        let renewed = Certificate::new(&id("shop", "cart"), &answer, key).unwrap().trusting(&node).unwrap();
-        let good = new.certificate(&id("shop", "till")).trusting(&trusting(&[&stolen, &new])).unwrap();
+        let renewed = Certificate::new(&id("shop", "cart"), &answer, key)
+            .unwrap()
+            .trusting(&node)
+            .unwrap();
+        let good = new
+            .certificate(&id("shop", "till"))
+            .trusting(&trusting(&[&stolen, &new]))
+            .unwrap();
         assert_agree(&mine, &peer, "before");
         assert_agree(&renewed, &good, "before");
-        let (bad, fine) = (remembered(&mine, &peer, Role::Server), remembered(&mine, &good, Role::Client));
+        let (bad, fine) = (
+            remembered(&mine, &peer, Role::Server),
+            remembered(&mine, &good, Role::Client),
+        );
         let mut changes = node.changes();
 
-        let named = if by_fingerprint { stolen.root().name() } else { stolen.root_pem() };
-        fs::write(folder.path().join("distrusted"), format!("{FINGERPRINT_OF_NOBODY}\n{named}\n")).unwrap();
+        let named = if by_fingerprint {
+            stolen.root().name()
+        } else {
+            stolen.root_pem()
+        };
+        fs::write(
+            folder.path().join("distrusted"),
+            format!("{FINGERPRINT_OF_NOBODY}\n{named}\n"),
+        )
+        .unwrap();
         node.look();
         assert!(changes.has_changed().unwrap());
         changes.mark_unchanged();
         for role in ROLES {
-            assert_refused(&judged(&renewed, &peer.clone_for_test(&[&stolen, &new]), role), "named as distrusted");
+            assert_refused(
+                &judged(&renewed, &peer.clone_for_test(&[&stolen, &new]), role),
+                "named as distrusted",
+            );
         }
         assert_agree(&renewed, &good, "after");
         assert!(bad.recheck().unwrap_err().contains("named as distrusted"));
@@ -62,7 +85,10 @@ fn a_distrusted_root_is_gone_at_once_whatever_names_it_and_with_it_all_that_rest
         answer[2] = format!("{}{}", stolen.cross_signed_by(&new), new.root_pem());
         let thief = Certificate::new(&id("shop", "till"), &answer, key).unwrap();
         for role in ROLES {
-            assert_refused(&judged(&renewed, &thief.clone_for_test(&[&stolen, &new]), role), "named as distrusted");
+            assert_refused(
+                &judged(&renewed, &thief.clone_for_test(&[&stolen, &new]), role),
+                "named as distrusted",
+            );
         }
 
         // A list that cannot be read changes nothing.
@@ -70,7 +96,11 @@ fn a_distrusted_root_is_gone_at_once_whatever_names_it_and_with_it_all_that_rest
         node.look();
         assert!(!changes.has_changed().unwrap());
         assert_eq!(node.status().errors.len(), 1);
-        assert!(judged(&renewed, &peer.clone_for_test(&[&stolen, &new]), Role::Client).judge.is_err());
+        assert!(
+            judged(&renewed, &peer.clone_for_test(&[&stolen, &new]), Role::Client)
+                .judge
+                .is_err()
+        );
     }
 }
 
@@ -84,24 +114,36 @@ fn a_foreign_bundle_vouches_for_identities_of_its_own_domain_alone() {
         settings.foreign = vec![(TrustDomain::parse("other.example").unwrap(), bundle.clone())];
     });
     let mine = home.certificate(&id("shop", "cart")).trusting(&node).unwrap();
-    let both = trusting(&[&home, &foreign]);
     // Federated both ways: the far side knows our domain as we know theirs.
     let theirs = folder.path().join("home.pem");
     fs::write(&theirs, home.root_pem()).unwrap();
-    let far = trust(folder.path(), |settings| {
-        settings.foreign = vec![(TrustDomain::parse("cluster.local").unwrap(), theirs)];
-    });
-    let friend = foreign.certificate(&of("other.example", "till")).trusting(&far).unwrap();
+    let knows_us = |settings: &mut TrustSettings| {
+        settings.foreign = vec![(TrustDomain::parse("cluster.local").unwrap(), theirs.clone())];
+    };
+    let (far, credulous) = (trust(folder.path(), knows_us), trust(folder.path(), knows_us));
+    credulous.learn(&[home.root(), foreign.root()], std::time::Duration::from_secs(3600));
+    let friend = foreign
+        .certificate(&of("other.example", "till"))
+        .trusting(&far)
+        .unwrap();
     assert_agree(&mine, &friend, "federated");
     // What is said of a chain by whom.
     for (ca, domain, reason) in [
-        (&foreign, "cluster.local", "does not lead to a root that is trusted for cluster.local"),
-        (&home, "other.example", "does not lead to a root that is trusted for other.example"),
+        (
+            &foreign,
+            "cluster.local",
+            "does not lead to a root that is trusted for cluster.local",
+        ),
+        (
+            &home,
+            "other.example",
+            "does not lead to a root that is trusted for other.example",
+        ),
         (&foreign, "third.example", "is not of the trust domain cluster.local"),
         (&home, "third.example", "is not of the trust domain cluster.local"),
     ] {
         let liar = ca.certificate(&of(domain, "till"));
-        let liar = liar.for_test(&far, &both);
+        let liar = liar.for_test(&credulous, &credulous);
         for role in ROLES {
             assert_refused(&judged(&mine, &liar, role), reason);
         }
@@ -126,15 +168,28 @@ fn an_alias_of_the_trust_domain_is_the_same_at_both_ends() {
         trust
     };
     // On the way from the old name to the new one.
-    let moved = ca.certificate(&of("new.example", "cart")).trusting(&alias("cluster.local")).unwrap();
-    let before = ca.certificate(&of("cluster.local", "till")).trusting(&alias("new.example")).unwrap();
+    let moved = ca
+        .certificate(&of("new.example", "cart"))
+        .trusting(&alias("cluster.local"))
+        .unwrap();
+    let before = ca
+        .certificate(&of("cluster.local", "till"))
+        .trusting(&alias("new.example"))
+        .unwrap();
     assert_agree(&moved, &before, "alias");
     // The mesh has another name for it than its certificate.
     let expected = of("new.example", "till");
-    assert_eq!(shake(before.server_config(), moved.client_config(&expected)), (Ok(()), Ok(())));
+    assert_eq!(
+        shake(before.server_config(), moved.client_config(&expected)),
+        (Ok(()), Ok(()))
+    );
     let wrong = of("new.example", "other");
     let (_, of_client) = shake(before.server_config(), moved.client_config(&wrong));
-    assert!(of_client.unwrap_err().contains("is spiffe://cluster.local/ns/shop/sa/till's, not"));
+    assert!(
+        of_client
+            .unwrap_err()
+            .contains("is spiffe://cluster.local/ns/shop/sa/till's, not")
+    );
     assert_eq!(remembered(&moved, &before, Role::Client).id(), &expected);
     assert_eq!(remembered(&moved, &moved, Role::Client).id(), moved.id());
 }
@@ -172,7 +227,9 @@ fn what_is_revoked_is_refused_and_cut_and_what_nothing_speaks_of_by_policy() {
         };
         let serial = hex_bytes(peer.serial());
         let intermediate = hex_bytes(&crate::identity::chain::hex(
-            crate::identity::chain::parse(&ca.intermediate_der()).unwrap().raw_serial(),
+            crate::identity::chain::parse(&ca.intermediate_der())
+                .unwrap()
+                .raw_serial(),
         ));
         let open = remembered(&mine, &peer, Role::Client);
         let unknown = judged(&mine, &peer, Role::Client);
@@ -200,7 +257,11 @@ fn what_is_revoked_is_refused_and_cut_and_what_nothing_speaks_of_by_policy() {
             for role in ROLES {
                 assert_refused(&judged(&mine, &peer, role), "is revoked");
             }
-            assert!(open.recheck().unwrap_err().contains(&format!("serial number {} is revoked", peer.serial())));
+            assert!(
+                open.recheck()
+                    .unwrap_err()
+                    .contains(&format!("serial number {} is revoked", peer.serial()))
+            );
         }
         set(&ca.crl(&[&serial], CrlOptions::default()).der, &clean(of_root()));
         assert_agree(&mine, &other, "another's is revoked");
@@ -216,5 +277,8 @@ fn what_is_revoked_is_refused_and_cut_and_what_nothing_speaks_of_by_policy() {
 }
 
 fn hex_bytes(hex: &str) -> Vec<u8> {
-    (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect()
+    (0..hex.len())
+        .step_by(2)
+        .map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap())
+        .collect()
 }

@@ -86,7 +86,11 @@ fn a_root_is_learnt_before_its_certificate_is_served_and_a_file_gives_it_without
     // The very same certificate and configuration.
     assert_agree(&mine, &ahead, "after the bundle has come");
     let open = mine
-        .remember(&[ahead_leaf(&ahead), ahead_intermediate(&new)], Role::Client, node.generation())
+        .remember(
+            &[ahead_leaf(&ahead), ahead_intermediate(&new)],
+            Role::Client,
+            node.generation(),
+        )
         .unwrap();
     // Out of the file again: no new connections, and those that are open go on.
     std::fs::write(&bundle, old.root_pem()).unwrap();
