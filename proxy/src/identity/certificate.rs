@@ -129,7 +129,7 @@ impl Certificate {
         let generation = self.trust.generation();
         let verdict = self.verdict.load(Ordering::Relaxed);
         if verdict / 2 == generation {
-            return verdict % 2 == 0;
+            return verdict.is_multiple_of(2);
         }
         let fault = acceptable(&self.trust, &self.home, &self.key.cert, Purpose::Live, self.not_before).err();
         if let Some(fault) = &fault {

@@ -81,6 +81,7 @@ impl Learnt {
 
 #[cfg(test)]
 mod tests {
+    use std::slice::from_ref;
     use std::time::UNIX_EPOCH;
 
     use super::*;
@@ -97,14 +98,14 @@ mod tests {
         let (old, new) = (TestCa::new().root(), TestCa::new().root());
         let at = |hours: u32| SystemTime::now() + HOUR * hours;
         let mut learnt = Learnt::default();
-        learnt.take_in(&[old.clone()], 2 * HOUR, at(0));
+        learnt.take_in(from_ref(&old), 2 * HOUR, at(0));
         learnt.take_in(&[old.clone(), new.clone()], HOUR, at(1));
         // However long no answer comes.
         assert!(learnt.sweep(at(1000)).is_empty());
-        learnt.take_in(&[new.clone()], HOUR, at(3));
+        learnt.take_in(from_ref(&new), HOUR, at(3));
         assert!(learnt.sweep(at(4)).is_empty());
         // One more answer without it does not put off its end.
-        learnt.take_in(&[new.clone()], HOUR, at(4));
+        learnt.take_in(from_ref(&new), HOUR, at(4));
         assert!(learnt.sweep(at(5)).is_empty());
         assert_eq!(learnt.sweep(at(5) + SKEW + Duration::from_secs(9)).len(), 1);
         assert_eq!(names(&learnt), [new.name()]);
@@ -115,13 +116,13 @@ mod tests {
         let (old, new) = (TestCa::new().root(), TestCa::new().root());
         let start = SystemTime::now();
         let mut learnt = Learnt::default();
-        learnt.take_in(&[old.clone()], HOUR, start);
-        learnt.take_in(&[new.clone()], HOUR, start);
+        learnt.take_in(from_ref(&old), HOUR, start);
+        learnt.take_in(from_ref(&new), HOUR, start);
         // Another replica of the CA that is not as far yet.
         learnt.take_in(&[old.clone(), new.clone()], HOUR, start + HOUR);
         assert!(learnt.sweep(start + 10 * HOUR).is_empty());
-        learnt.take_in(&[new.clone()], HOUR, start + 10 * HOUR);
-        learnt.take_in(&[new.clone()], HOUR, start);
+        learnt.take_in(from_ref(&new), HOUR, start + 10 * HOUR);
+        learnt.take_in(from_ref(&new), HOUR, start);
         assert_eq!(learnt.sweep(start + 2 * HOUR).len(), 1);
         assert_eq!(names(&learnt), [new.name()]);
     }
@@ -130,12 +131,12 @@ mod tests {
     fn an_expired_root_goes_although_it_is_named_and_there_is_an_end_to_how_many_are_kept() {
         let old = TestCa::new().root();
         let mut learnt = Learnt::default();
-        learnt.take_in(&[old.clone()], HOUR, UNIX_EPOCH);
+        learnt.take_in(from_ref(&old), HOUR, UNIX_EPOCH);
         assert_eq!(learnt.sweep(old.not_after).len(), 1);
         for n in 0..100 {
             let mut root = old.clone();
             root.fingerprint = [n; 32];
-            learnt.take_in(&[root], HOUR, UNIX_EPOCH);
+            learnt.take_in(from_ref(&root), HOUR, UNIX_EPOCH);
         }
         assert_eq!(learnt.all().count(), MAX_LEARNT);
         assert_eq!(learnt.all().filter(|(_, named)| *named).count(), 1);

@@ -14,6 +14,9 @@ use crate::identity::chain::{CertificateError, check_bounds, hex, identity, pars
 use crate::identity::tls::provider;
 use crate::identity::{SpiffeId, TrustDomain};
 
+/// Whether a path that leads to a root is admitted.
+type Admit<'a> = &'a dyn Fn(&VerifiedPath<'_>) -> Result<(), webpki::Error>;
+
 /// Which end of a handshake the one is whose chain is looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Role {
@@ -75,14 +78,13 @@ impl Check<'_> {
         // What our own part of the decision has found; the library's errors have no room for it.
         let found = RefCell::new(None);
         let admit = |path: &VerifiedPath<'_>| {
-            self.admit(path).map_err(|(error, code)| {
+            self.admit(path).map_err(|error| {
+                let code = code(&error);
                 *found.borrow_mut() = Some(error);
                 code
             })
         };
-        let strict = self.snapshot.looks_into_paths();
-        let admit: Option<&dyn Fn(&VerifiedPath<'_>) -> Result<(), webpki::Error>> =
-            if strict { Some(&admit) } else { None };
+        let admit: Option<Admit<'_>> = self.snapshot.looks_into_paths().then_some(&admit);
         let verified = EndEntityCert::try_from(leaf).and_then(|parsed| {
             parsed
                 .verify_for_usage(algorithms(), anchors, rest, self.at, usage, None, admit)
@@ -99,7 +101,7 @@ impl Check<'_> {
     }
 
     /// Whether nothing is known against any certificate of a path that leads to a root.
-    fn admit(&self, path: &VerifiedPath<'_>) -> Result<(), (CertificateError, webpki::Error)> {
+    fn admit(&self, path: &VerifiedPath<'_>) -> Result<(), CertificateError> {
         let snapshot = self.snapshot;
         let anchor_key = spki_for_anchor(path.anchor());
         // From the root to the leaf.
@@ -109,7 +111,7 @@ impl Check<'_> {
         for certificate in certificates {
             let key = certificate.subject_public_key_info();
             if !snapshot.distrust.is_empty() && snapshot.distrust.has(&certificate.der(), &key) {
-                return Err((CertificateError::Distrusted, webpki::Error::CertDistrusted));
+                return Err(CertificateError::Distrusted);
             }
             if !snapshot.crls.is_empty() || snapshot.crl_policy == CrlPolicy::Strict {
                 let subject = Subject {
@@ -125,22 +127,13 @@ impl Check<'_> {
         Ok(())
     }
 
-    fn judge(&self, subject: &Subject<'_>) -> Result<(), (CertificateError, webpki::Error)> {
+    fn judge(&self, subject: &Subject<'_>) -> Result<(), CertificateError> {
         let must_be_known = self.purpose == Purpose::Handshake && self.snapshot.crl_policy == CrlPolicy::Strict;
         let serial = || hex(subject.serial);
         match crl::ask(&self.snapshot.crls, subject, time(self.at)) {
-            Word::Revoked => Err((
-                CertificateError::Revoked { serial: serial() },
-                webpki::Error::CertRevoked,
-            )),
-            Word::Expired if must_be_known => Err((
-                CertificateError::RevocationExpired { serial: serial() },
-                webpki::Error::UnknownRevocationStatus,
-            )),
-            Word::Nothing if must_be_known => Err((
-                CertificateError::RevocationUnknown { serial: serial() },
-                webpki::Error::UnknownRevocationStatus,
-            )),
+            Word::Revoked => Err(CertificateError::Revoked { serial: serial() }),
+            Word::Expired if must_be_known => Err(CertificateError::RevocationExpired { serial: serial() }),
+            Word::Nothing if must_be_known => Err(CertificateError::RevocationUnknown { serial: serial() }),
             Word::Good | Word::Expired | Word::Nothing => Ok(()),
         }
     }
@@ -183,6 +176,15 @@ impl Check<'_> {
         self.snapshot
             .barred(self.home, id.trust_domain())
             .any(|subject| *subject == *issuer)
+    }
+}
+
+/// What the library is told where a path is not admitted: it tries others, and last gives the gravest reason.
+fn code(error: &CertificateError) -> webpki::Error {
+    match error {
+        CertificateError::Revoked { .. } => webpki::Error::CertRevoked,
+        CertificateError::Distrusted => webpki::Error::CertDistrusted,
+        _ => webpki::Error::UnknownRevocationStatus,
     }
 }
 
