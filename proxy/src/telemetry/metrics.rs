@@ -262,9 +262,7 @@ impl Metrics {
     }
 
     fn trust(&self, page: &mut Page<'_>) -> fmt::Result {
-        let Some(trust) = self.0.certificates.trust() else {
-            return Ok(());
-        };
+        let trust = self.0.certificates.trust().unwrap_or_default();
         let of = |root: &RootStatus| root.trust_domain.as_ref().map_or("own", |_| "foreign");
         page.gauges(
             "adit_trust_roots",

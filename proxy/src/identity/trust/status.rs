@@ -62,7 +62,7 @@ pub struct CrlStatus {
 }
 
 /// What is trusted now, and what is not.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub struct TrustStatus {
     /// The roots, ours first.
     pub roots: Vec<RootStatus>,
