@@ -297,7 +297,7 @@ async fn no_answer_is_taken_that_is_not_exactly_what_was_asked_for() {
             let ca = ca.clone();
             Box::new(move |_| ca.issue(&id("shop", "cart")).0)
         }),
-        ("does not verify", {
+        ("does not lead to a root that is trusted", {
             let (ca, other) = (ca.clone(), other.clone());
             Box::new(move |asked| {
                 let mut chain = ca.answer(asked, LeafOptions::default());
