@@ -8,8 +8,8 @@ use anyhow::{Context, ensure};
 use super::outage::{LOAD, echo_in};
 use super::report::Report;
 use super::world::{PORT, SOON, World};
-use crate::bed::process::binary;
 use crate::bed::Running;
+use crate::bed::process::binary;
 use crate::net::Outcome;
 
 /// For how long it is away.
