@@ -136,6 +136,8 @@ mod tests {
             id: SpiffeId::parse(&format!("spiffe://cluster.local/ns/shop/sa/{name}")).unwrap(),
             state,
             serial: None,
+            issuer: None,
+            root: None,
             not_before: Some(at(0)),
             not_after: Some(at(not_after)),
             next_attempt: None,

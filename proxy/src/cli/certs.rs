@@ -40,7 +40,6 @@ struct Certificate {
     state: String,
     serial: Option<String>,
     issuer: Option<String>,
-    /// SHA-256 of the root's certificate.
     root: Option<String>,
     not_before: Option<String>,
     not_after: Option<String>,
@@ -121,7 +120,7 @@ fn table(certificates: &[Certificate], now: SystemTime) -> String {
             until(&one.not_before),
             until(&one.not_after),
             until(&one.next_refresh),
-            short(&one.root),
+            one.root.as_deref().map_or("-", common_name).to_owned(),
             one.pods.join(","),
         ]);
     }
@@ -146,6 +145,12 @@ fn table(certificates: &[Certificate], now: SystemTime) -> String {
         text.push_str("no pod of this node is in the mesh\n");
     }
     text.trim_end().to_owned()
+}
+
+/// What tells one from another in the names of authorities.
+fn common_name(name: &str) -> &str {
+    let common = name.split(", ").find_map(|part| part.strip_prefix("CN="));
+    common.unwrap_or(name)
 }
 
 /// What is left until a time, negative once it has passed, in seconds.
@@ -258,6 +263,13 @@ mod tests {
             table(&[], at(0)).lines().last(),
             Some("no pod of this node is in the mesh")
         );
+    }
+
+    #[test]
+    fn a_root_is_told_by_its_common_name() {
+        for (name, told) in [("O=shop, CN=root 1", "root 1"), ("CN=a", "a"), ("O=only", "O=only"), ("", "")] {
+            assert_eq!(common_name(name), told);
+        }
     }
 
     #[test]

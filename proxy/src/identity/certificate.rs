@@ -9,7 +9,7 @@ use rustls::sign::CertifiedKey;
 use rustls::{ClientConfig, ServerConfig};
 use rustls_pki_types::{CertificateDer, UnixTime};
 
-use super::chain::{CertificateError, Chain, Leaf, validity};
+use super::chain::{CertificateError, Chain, Leaf, last_issuer, validity};
 use super::key::PrivateKey;
 use super::trust::{Check, PeerChain, Purpose, Role, Root, Trust};
 use super::verify::{ClientVerifier, ServerVerifier};
@@ -20,6 +20,8 @@ use super::{SpiffeId, TrustDomain, tls};
 pub struct Certificate {
     id: SpiffeId,
     serial: Arc<str>,
+    issuer: Arc<str>,
+    root: Arc<str>,
     not_before: SystemTime,
     not_after: SystemTime,
     home: TrustDomain,
@@ -64,11 +66,14 @@ impl Certificate {
         let trust = Trust::of(&roots);
         acceptable(&trust, &home, &presented, Purpose::Handshake, now)?;
         let (not_before, not_after) = validity(&presented)?;
+        let root = presented.split_first().map(|(leaf, rest)| last_issuer(leaf, rest));
         let key = Arc::new(CertifiedKey::new(presented, key.signing_key()?));
         let (server, client) = configurations(&trust, &home, id, &key)?;
         Ok(Self {
             id: id.clone(),
             serial: leaf.serial.into(),
+            issuer: leaf.issuer.into(),
+            root: root.unwrap_or_default().into(),
             not_before,
             not_after,
             home,
@@ -102,6 +107,16 @@ impl Certificate {
     /// Whose certificate this is.
     pub fn id(&self) -> &SpiffeId {
         &self.id
+    }
+
+    /// The name of who signed the leaf.
+    pub fn issuer(&self) -> &Arc<str> {
+        &self.issuer
+    }
+
+    /// The name of the root that the chain leads to.
+    pub fn root(&self) -> &Arc<str> {
+        &self.root
     }
 
     /// The leaf's serial number, lower-case hexadecimal.

@@ -228,6 +228,7 @@ pub(super) struct Leaf {
     pub(super) id: SpiffeId,
     /// Lower-case hexadecimal.
     pub(super) serial: String,
+    pub(super) issuer: String,
     pub(super) public_key: Vec<u8>,
 }
 
@@ -237,9 +238,16 @@ impl Leaf {
         Ok(Self {
             id: identity(&certificate)?,
             serial: hex(certificate.raw_serial()),
+            issuer: certificate.issuer().to_string(),
             public_key: certificate.public_key().raw.to_vec(),
         })
     }
+}
+
+/// The name of the root that a chain leads to, as its last certificate says; empty where that cannot be read.
+pub(super) fn last_issuer(leaf: &CertificateDer<'_>, rest: &[CertificateDer<'_>]) -> String {
+    let last = rest.last().unwrap_or(leaf);
+    parse(last).map_or_else(|_| String::new(), |certificate| certificate.issuer().to_string())
 }
 
 /// The identity in an already verified peer's chain, leaf first.

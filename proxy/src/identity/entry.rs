@@ -111,6 +111,8 @@ impl Entry {
             id: self.id.clone(),
             state,
             serial: current.as_ref().map(|certificate| certificate.serial().clone()),
+            issuer: current.as_ref().map(|certificate| certificate.issuer().clone()),
+            root: current.as_ref().map(|certificate| certificate.root().clone()),
             not_before: current.as_ref().map(|certificate| certificate.not_before()),
             not_after: current.as_ref().map(|certificate| certificate.not_after()),
             next_attempt: progress.next_attempt,

@@ -46,6 +46,10 @@ pub struct IdentityStatus {
     pub state: IdentityState,
     /// The served certificate's serial number, lower-case hexadecimal.
     pub serial: Option<Arc<str>>,
+    /// The name of who signed it.
+    pub issuer: Option<Arc<str>>,
+    /// The name of the root that it leads to.
+    pub root: Option<Arc<str>>,
     /// Since when it is valid.
     pub not_before: Option<SystemTime>,
     /// When it expires.

@@ -46,6 +46,10 @@ pub struct CertificateStatus {
     pub state: CertificateState,
     /// The certificate's serial number.
     pub serial: Option<Arc<str>>,
+    /// The name of who signed it.
+    pub issuer: Option<Arc<str>>,
+    /// The name of the root that it leads to.
+    pub root: Option<Arc<str>>,
     /// The beginning of its validity.
     pub not_before: Option<SystemTime>,
     /// The end of its validity.
@@ -65,6 +69,8 @@ impl CertificateStatus {
             "identity": self.identity,
             "state": self.state.as_str(),
             "serial": self.serial,
+            "issuer": self.issuer,
+            "root": self.root,
             "not_before": time(self.not_before),
             "not_after": time(self.not_after),
             "next_refresh": time(self.next_refresh),
@@ -104,6 +110,8 @@ impl CertificateView for CertStore {
                 identity: status.id,
                 state: state(status.state),
                 serial: status.serial,
+                issuer: status.issuer,
+                root: status.root,
                 not_before: status.not_before,
                 not_after: status.not_after,
                 next_refresh: status.next_attempt,

@@ -10,7 +10,7 @@ use super::certificates::{Fault, key_fault, signature_fault};
 use super::compose::Snapshot;
 use super::crl::{self, Subject, Word};
 use super::settings::CrlPolicy;
-use crate::identity::chain::{CertificateError, check_bounds, hex, identity, parse};
+use crate::identity::chain::{CertificateError, check_bounds, hex, identity, last_issuer, parse};
 use crate::identity::tls::provider;
 use crate::identity::{SpiffeId, TrustDomain};
 
@@ -217,11 +217,6 @@ fn named(certificate: &x509_parser::certificate::X509Certificate<'_>) -> String 
     } else {
         format!("{subject:?}")
     }
-}
-
-fn last_issuer(leaf: &CertificateDer<'_>, rest: &[CertificateDer<'_>]) -> String {
-    let last = rest.last().unwrap_or(leaf);
-    parse(last).map_or_else(|_| String::new(), |certificate| certificate.issuer().to_string())
 }
 
 pub(super) fn unix(time: SystemTime) -> UnixTime {
