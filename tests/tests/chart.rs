@@ -120,7 +120,7 @@ fn values_become_settings() {
             &["--ca-address=https://adit-ca.adit-system.svc:15012"],
         ),
         (
-            &[],
+            &["trust.caBundle=true"],
             "DaemonSet",
             "adit-node",
             &[
@@ -132,6 +132,7 @@ fn values_become_settings() {
         ),
         (
             &[
+                "trust.caBundle=true",
                 "trust.bundles={new.pem}",
                 "trust.domains.b\\.example=b.pem",
                 "trust.domains.a\\.example=a.pem",

@@ -137,7 +137,7 @@ impl AuditLog {
             }
             Outcome::Refused { rule, reason } => {
                 record.text("rule", rule);
-                record.text("reason", reason);
+                record.text("reason", &reason.chars().take(MAX_LOGGED_CHARS).collect::<String>());
             }
         }
         if let Some(peer) = &entry.peer {

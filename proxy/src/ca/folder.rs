@@ -109,10 +109,13 @@ impl KeyFolder {
         trust_domain: &TrustDomain,
         now: SystemTime,
     ) -> Result<(Answer, Keyring), AuthorityError> {
-        let mut keyring = match self.load()? {
-            Some(keyring) => keyring,
-            None => self.found(trust_domain)?,
+        let place = self.folder.file(self.keys()?).display().to_string();
+        let Some(mut keyring) = self.load()? else {
+            let reason = "there are no keys; is this the folder of an authority?".into();
+            return Err(AuthorityError::Unsound { place, reason });
         };
+        // Of another trust domain, a new root would be one that this authority refuses.
+        Authority::of_keyring(&place, &keyring, trust_domain)?;
         let before = keyring.revision;
         keyring.note_lifetime(longest);
         let answer = keyring.take(asked.step, asked.force, trust_domain, now);

@@ -16,6 +16,8 @@ use super::signer;
 use crate::identity::TrustDomain;
 use crate::telemetry::Rfc3339;
 
+/// How many roots that were here are remembered.
+const MAX_GONE: usize = 32;
 /// For replicas and clients to follow what was changed a moment ago.
 const SLACK: Duration = Duration::from_secs(60);
 
@@ -99,6 +101,9 @@ pub(super) struct Keyring {
     /// Which of the roots signs.
     signing: usize,
     roots: Vec<HeldRoot>,
+    /// Fingerprints of roots that were here, so that a copy of before is known for what it is.
+    #[serde(default)]
+    gone: Vec<String>,
 }
 
 #[derive(Clone, Serialize, Deserialize)]
@@ -118,6 +123,11 @@ impl Keyring {
     /// A keyring of one root.
     pub(super) fn of_root(key: &[u8], certificate: &[u8]) -> Result<Self, String> {
         let text = |pem: &[u8]| String::from_utf8(pem.to_vec()).map_err(|_| "not text".to_owned());
+        let mut certificate = text(certificate)?;
+        // Another root's may follow it.
+        if !certificate.ends_with('\n') {
+            certificate.push('\n');
+        }
         Ok(Self {
             revision: 0,
             epoch: 0,
@@ -126,9 +136,10 @@ impl Keyring {
             signing: 0,
             roots: vec![HeldRoot {
                 key: text(key)?,
-                certificate: text(certificate)?,
+                certificate,
                 published: 0,
             }],
+            gone: Vec::new(),
         })
     }
 
@@ -181,10 +192,18 @@ impl Keyring {
         self.roots.iter().map(|root| root.certificate.as_str()).collect()
     }
 
-    /// Whether it is what `other` was before: of a lower revision, with roots that are all among the other's.
+    /// Whether it is what `other` was before: of a lower revision, with roots that all are the other's, or were.
     pub(super) fn is_earlier_than(&self, other: &Self) -> bool {
         let bundle = other.bundle();
-        self.revision < other.revision && self.roots.iter().all(|root| bundle.contains(&root.certificate))
+        let known = |root: &HeldRoot| bundle.contains(&root.certificate) || other.gone.contains(&root.fingerprint());
+        self.revision < other.revision && self.roots.iter().all(known)
+    }
+
+    /// Lets go of a root and its key.
+    fn forget(&mut self, at: usize) {
+        self.gone.push(self.roots.remove(at).fingerprint());
+        let surplus = self.gone.len().saturating_sub(MAX_GONE);
+        self.gone.drain(..surplus);
     }
 
     pub(super) fn phase(&self) -> Phase {
@@ -269,12 +288,13 @@ impl Keyring {
                     false,
                     format!(
                         "not before {}: until then certificates below the old root may be valid; --force retires it \
-                         nevertheless, and ends what rests on it",
+                         nevertheless. Proxies trust what they have learnt for as long as these may live: a root that is \
+                         compromised has to be named in their list of what is distrusted",
                         date(earliest)
                     ),
                 ),
                 None => {
-                    self.roots.remove(0);
+                    self.forget(0);
                     self.signing = 0;
                     self.revision += 1;
                     answer(
@@ -284,7 +304,7 @@ impl Keyring {
                 }
             },
             (Step::Cancel, Phase::Published) => {
-                self.roots.truncate(1);
+                self.forget(1);
                 self.revision += 1;
                 answer(true, "the new root, by which nothing was signed, is forgotten".into())
             }

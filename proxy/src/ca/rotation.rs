@@ -10,13 +10,16 @@ use serde::{Deserialize, Serialize};
 
 use super::authority::Authority;
 use super::cluster::{ClusterError, api_error, is_conflict};
-use super::keyring::{Answer, Keyring, Standing, Step};
+use super::keyring::{Answer, Keyring, Standing, Step, date, seconds};
 use super::leader::Leadership;
 use super::secret::{Kept, SecretPlace};
 use crate::identity::TrustDomain;
 
 /// How often it is looked what the keys are, and whether a change is asked for.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
+
+/// How old a request may be.
+const MAX_AGE: Duration = Duration::from_secs(3600);
 
 const REQUEST: &str = "request";
 const ANSWER: &str = "answer";
@@ -30,6 +33,9 @@ pub(super) struct Asked {
     pub(super) step: Step,
     #[serde(default)]
     pub(super) force: bool,
+    /// When, in seconds since 1970.
+    #[serde(default)]
+    at: u64,
 }
 
 impl Asked {
@@ -38,7 +44,20 @@ impl Asked {
             id: format!("{:016x}", fastrand::u64(..)),
             step,
             force,
+            at: seconds(SystemTime::now()),
         }
+    }
+
+    /// The answer to a request that nobody has seen for so long that whoever asked has given up.
+    pub(super) fn too_old(&self, now: SystemTime) -> Option<Answer> {
+        let age = seconds(now).saturating_sub(self.at);
+        (age > MAX_AGE.as_secs()).then(|| Answer {
+            done: false,
+            message: format!(
+                "it was asked for at {}, which is too long ago: ask again",
+                date(self.at)
+            ),
+        })
     }
 }
 
@@ -241,7 +260,10 @@ impl Keeper {
         next.note_lifetime(self.longest);
         let mut entries = Vec::new();
         if let Some(asked) = open {
-            let mut answer = next.take(asked.step, asked.force, &self.trust_domain, SystemTime::now());
+            let now = SystemTime::now();
+            let mut answer = asked
+                .too_old(now)
+                .unwrap_or_else(|| next.take(asked.step, asked.force, &self.trust_domain, now));
             tracing::info!(step = ?asked.step, force = asked.force, done = answer.done, "{}", answer.message);
             if next.revision != kept.keyring.revision && kept.is_immutable() {
                 answer = Answer {

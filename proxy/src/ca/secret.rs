@@ -174,11 +174,14 @@ impl SecretPlace {
                 Ok(Some(content)) if content.version() == seen => Ok(false),
                 Ok(Some(content)) => {
                     let first = seen.is_none();
-                    seen = content.version();
-                    self.provided(&content)
-                        .and_then(|provided| authority.replace_provided(&self.place, provided))
-                        .map(|()| !first)
-                        .map_err(ClusterError::from)
+                    let taken = self
+                        .provided(&content)
+                        .and_then(|provided| authority.replace_provided(&self.place, provided));
+                    // One that is not valid yet, by our clock, is tried again.
+                    if taken.is_ok() {
+                        seen = content.version();
+                    }
+                    taken.map(|()| !first).map_err(ClusterError::from)
                 }
                 Ok(None) => Err(self.missing()),
                 Err(error) => Err(error),

@@ -16,6 +16,8 @@ const AGAIN_EVERY: Duration = Duration::from_secs(600);
 const WORRY_BELOW: f64 = 0.25;
 /// An identity without a certificate is none before so many attempts: a pod may be younger than what the CA knows.
 const WORRY_AFTER: u32 = 4;
+/// An authority that has been away for so long is why identities have no certificate.
+const WORRY_AWAY: Duration = Duration::from_secs(30);
 /// How many identities are named.
 const NAMED: usize = 3;
 
@@ -31,10 +33,13 @@ enum Alarm {
 impl Alarm {
     const ALL: [Self; 2] = [Self::Expiring, Self::Missing];
 
-    fn of(status: &IdentityStatus, now: SystemTime) -> Option<Self> {
+    /// `away`: the authority has been for long enough to worry about whoever has no certificate.
+    fn of(status: &IdentityStatus, away: bool, now: SystemTime) -> Option<Self> {
         match status.state {
             IdentityState::Expired => Some(Self::Missing),
-            IdentityState::Failed if status.failures >= WORRY_AFTER => Some(Self::Missing),
+            IdentityState::Failed if away || status.failures >= WORRY_AFTER => Some(Self::Missing),
+            // It was not asked for this one, and will not be soon.
+            IdentityState::Pending if away => Some(Self::Missing),
             IdentityState::Stale => {
                 let (from, to) = (status.not_before?, status.not_after?);
                 let life = to.duration_since(from).unwrap_or_default();
@@ -75,12 +80,18 @@ struct Told(BTreeMap<Alarm, (usize, Instant)>);
 
 impl Told {
     /// What is to be said now: of an alarm, with its text, or `None` for it if it is over.
-    fn take(&mut self, all: &[IdentityStatus], now: SystemTime, at: Instant) -> Vec<(Alarm, Option<String>)> {
+    fn take(
+        &mut self,
+        all: &[IdentityStatus],
+        away: bool,
+        now: SystemTime,
+        at: Instant,
+    ) -> Vec<(Alarm, Option<String>)> {
         let mut say = Vec::new();
         for alarm in Alarm::ALL {
             let having: Vec<_> = all
                 .iter()
-                .filter(|status| Alarm::of(status, now) == Some(alarm))
+                .filter(|status| Alarm::of(status, away, now) == Some(alarm))
                 .collect();
             let before = self.0.get(&alarm);
             if having.is_empty() {
@@ -102,7 +113,8 @@ pub(super) async fn watch(certs: CertStore, node: String, events: Events) {
     let mut told = Told::default();
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
-        for (alarm, text) in told.take(&certs.snapshot(), SystemTime::now(), Instant::now()) {
+        let away = certs.stats().away.is_some_and(|away| away >= WORRY_AWAY);
+        for (alarm, text) in told.take(&certs.snapshot(), away, SystemTime::now(), Instant::now()) {
             let (reason, regarding) = (alarm.reason(), Regarding::node(&node));
             let event = match text {
                 Some(text) => {
@@ -149,19 +161,21 @@ mod tests {
 
     #[test]
     fn a_worry_is_what_will_fail_or_fails() {
-        for (state, failures, now, alarm) in [
-            (IdentityState::Valid, 0, 999, None),
-            (IdentityState::Pending, 0, 0, None),
-            (IdentityState::Stale, 9, 700, None),
-            (IdentityState::Stale, 1, 760, Some(Alarm::Expiring)),
-            (IdentityState::Expired, 9, 1001, Some(Alarm::Missing)),
-            (IdentityState::Failed, 3, 0, None),
-            (IdentityState::Failed, 4, 0, Some(Alarm::Missing)),
+        for (state, failures, away, now, alarm) in [
+            (IdentityState::Valid, 0, true, 999, None),
+            (IdentityState::Pending, 0, false, 0, None),
+            (IdentityState::Pending, 0, true, 0, Some(Alarm::Missing)),
+            (IdentityState::Stale, 9, true, 700, None),
+            (IdentityState::Stale, 1, false, 760, Some(Alarm::Expiring)),
+            (IdentityState::Expired, 9, false, 1001, Some(Alarm::Missing)),
+            (IdentityState::Failed, 3, false, 0, None),
+            (IdentityState::Failed, 1, true, 0, Some(Alarm::Missing)),
+            (IdentityState::Failed, 4, false, 0, Some(Alarm::Missing)),
         ] {
             assert_eq!(
-                Alarm::of(&status("a", state, 1000, failures), at(now)),
+                Alarm::of(&status("a", state, 1000, failures), away, at(now)),
                 alarm,
-                "{state:?} at {now}"
+                "{state:?} at {now}, away: {away}"
             );
         }
     }
@@ -174,8 +188,9 @@ mod tests {
             let all = (0..count).map(|n| status(&format!("app-{n}"), IdentityState::Expired, 1000, 7));
             all.chain([status("fine", IdentityState::Valid, 9000, 0)]).collect()
         };
-        let mut say =
-            |count: usize, seconds: u64| told.take(&failing(count), at(2000), begin + Duration::from_secs(seconds));
+        let mut say = |count: usize, seconds: u64| {
+            told.take(&failing(count), false, at(2000), begin + Duration::from_secs(seconds))
+        };
         assert_eq!(say(0, 0), []);
         let first = say(1, 10);
         assert_eq!(first.len(), 1);

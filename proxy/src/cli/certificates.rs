@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tokio::time::timeout;
 
-use crate::identity::{CertStore, IdentityError, IdentityLease, IdentityState, IssueError, SpiffeId};
+use crate::identity::{CertStore, IdentityError, IdentityLease, IdentityState, SpiffeId};
 use crate::mesh::MeshHandle;
 use crate::node;
 
@@ -32,14 +32,9 @@ pub(super) async fn fetch_certificates(
 /// another: that concerns its pods, and is to hold up no others. Where it grants none, it may be us whom it refuses.
 pub(super) async fn first_certificate(certs: &CertStore, id: &SpiffeId) {
     // Each try waits for a while.
-    while let Err(IdentityError::Unavailable { reason, .. }) = certs.get(id).await {
-        let refused = reason.filter(|reason| {
-            matches!(
-                **reason,
-                // An istiod answers so when it is one identity that it does not grant.
-                IssueError::PermissionDenied { .. } | IssueError::Unauthenticated { .. }
-            )
-        });
+    while let Err(IdentityError::Unavailable { reason, .. }) = certs.expect(id).await {
+        // An istiod says that it is us whom it does not know when it is one identity that it does not grant.
+        let refused = reason.filter(|reason| !reason.is_outage());
         let granted = || certs.snapshot().iter().any(|one| one.state == IdentityState::Valid);
         if let Some(reason) = refused.filter(|_| granted()) {
             tracing::warn!("the connections of pods of {id} fail until it is granted: {reason}");

@@ -267,7 +267,12 @@ mod tests {
 
     #[test]
     fn a_root_is_told_by_its_common_name() {
-        for (name, told) in [("O=shop, CN=root 1", "root 1"), ("CN=a", "a"), ("O=only", "O=only"), ("", "")] {
+        for (name, told) in [
+            ("O=shop, CN=root 1", "root 1"),
+            ("CN=a", "a"),
+            ("O=only", "O=only"),
+            ("", ""),
+        ] {
             assert_eq!(common_name(name), told);
         }
     }

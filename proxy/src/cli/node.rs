@@ -78,6 +78,9 @@ pub async fn run(mut settings: NodeSettings) -> anyhow::Result<()> {
         .client()
         .map_or_else(Events::silent, |client| Events::start(client, reporter));
     let trust = Trust::new(settings.trust.clone());
+    if let Some(fault) = trust.without_distrust() {
+        anyhow::bail!("the list of what is distrusted cannot be used, and without it nobody is trusted: {fault}");
+    }
     tokio::spawn(trust.clone().follow());
     let certs = cert_store(&settings, trust)?;
     let telemetry_settings = TelemetrySettings {

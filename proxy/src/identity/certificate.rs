@@ -246,6 +246,8 @@ impl Certificate {
         Self {
             id: self.id.clone(),
             serial: self.serial.clone(),
+            issuer: self.issuer.clone(),
+            root: self.root.clone(),
             not_before: self.not_before,
             not_after: self.not_after,
             home: self.home.clone(),

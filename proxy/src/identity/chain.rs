@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use thiserror::Error;
-use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
+use x509_parser::prelude::{FromDer, GeneralName, X509Certificate, X509Error};
 
 use super::key::KeyError;
 use super::trust::Root;
@@ -15,6 +15,8 @@ use super::{SpiffeError, SpiffeId, TrustDomain};
 pub const MAX_CHAIN_CERTS: usize = 8;
 /// The most bytes of certificates accepted from a peer or in a CA's answer.
 pub const MAX_CHAIN_BYTES: usize = 64 * 1024;
+/// The longest piece of a certificate's text that is repeated in a reason.
+const MAX_SAID_CHARS: usize = 256;
 /// The most roots accepted in a CA's answer.
 const MAX_ROOTS: usize = 32;
 
@@ -238,7 +240,7 @@ impl Leaf {
         Ok(Self {
             id: identity(&certificate)?,
             serial: hex(certificate.raw_serial()),
-            issuer: certificate.issuer().to_string(),
+            issuer: cut(&certificate.issuer().to_string()),
             public_key: certificate.public_key().raw.to_vec(),
         })
     }
@@ -247,7 +249,12 @@ impl Leaf {
 /// The name of the root that a chain leads to, as its last certificate says; empty where that cannot be read.
 pub(super) fn last_issuer(leaf: &CertificateDer<'_>, rest: &[CertificateDer<'_>]) -> String {
     let last = rest.last().unwrap_or(leaf);
-    parse(last).map_or_else(|_| String::new(), |certificate| certificate.issuer().to_string())
+    parse(last).map_or_else(|_| String::new(), |certificate| cut(&certificate.issuer().to_string()))
+}
+
+/// As much as is repeated of what a peer says of itself.
+pub(super) fn cut(text: &str) -> String {
+    text.chars().take(MAX_SAID_CHARS).collect()
 }
 
 /// The identity in an already verified peer's chain, leaf first.
@@ -306,14 +313,20 @@ pub(super) fn identity(certificate: &X509Certificate<'_>) -> Result<SpiffeId, Ce
     if more > 0 {
         return Err(CertificateError::SeveralIdentities(more + 1));
     }
-    SpiffeId::parse(uri).map_err(|reason| CertificateError::BadIdentity {
-        uri: uri.chars().take(256).collect(),
-        reason,
-    })
+    SpiffeId::parse(uri).map_err(|reason| CertificateError::BadIdentity { uri: cut(uri), reason })
 }
 
 fn is_self_signed(der: &CertificateDer<'static>) -> bool {
-    parse(der).is_ok_and(|certificate| certificate.subject().as_raw() == certificate.issuer().as_raw())
+    parse(der).is_ok_and(|certificate| {
+        // One that another authority of the same name has signed is none.
+        let forged = || {
+            matches!(
+                certificate.verify_signature(None),
+                Err(X509Error::SignatureVerificationError)
+            )
+        };
+        certificate.subject().as_raw() == certificate.issuer().as_raw() && !forged()
+    })
 }
 
 pub(super) fn system_time(seconds: i64) -> SystemTime {

@@ -12,8 +12,8 @@ use tokio::time::Instant;
 use super::queue::{Ended, Priority};
 use super::store::Shared;
 use super::{
-    BoxFuture, Certificate, IdentityState, IdentityStatus, IssueError, Issued, SpiffeId, apart, refresh_after,
-    retry_after,
+    BoxFuture, CallOutcome, Certificate, IdentityState, IdentityStatus, IssueError, Issued, SpiffeId, apart,
+    refresh_after, retry_after,
 };
 
 /// While a connection waits for the identity, the CA is asked at most this often.
@@ -77,11 +77,15 @@ impl Entry {
     }
 
     /// Registers a waiting connection and asks for an attempt at once.
-    pub(super) fn wait(&self) -> (Waiter<'_>, watch::Receiver<u64>) {
+    pub(super) fn wait(&self) -> Waiter<'_> {
         self.waiters.fetch_add(1, Ordering::AcqRel);
-        let attempts = self.attempts.subscribe();
         self.demand.notify_one();
-        (Waiter(self), attempts)
+        Waiter(self)
+    }
+
+    /// Told of each attempt's end.
+    pub(super) fn attempts(&self) -> watch::Receiver<u64> {
+        self.attempts.subscribe()
     }
 
     pub(super) fn last_error(&self) -> Option<Arc<IssueError>> {
@@ -163,7 +167,12 @@ async fn keep_fresh(entry: Arc<Entry>, shared: Arc<Shared>) {
         let started = Instant::now();
         let result = shared.call(&entry.id).await;
         let away = result.as_ref().is_err_and(IssueError::is_outage);
-        turn.end(if away { Ended::Away } else { Ended::Answered });
+        turn.end(match &result {
+            Err(error) if error.is_outage() => Ended::Away,
+            // It was never asked.
+            Err(error) if error.outcome() == CallOutcome::Local => Ended::Abandoned,
+            _ => Ended::Answered,
+        });
         tried = away.then(Instant::now);
         let (result, changed) = match result {
             Ok(Issued { certificate, changed }) => (Ok(certificate), changed),

@@ -197,13 +197,23 @@ impl CertStore {
     /// The identity's certificate: at once if a valid one is there, else as soon as the CA, which is asked at
     /// once, has issued it, for up to `StoreSettings::wait`. Callable on any runtime; cancel-safe.
     pub async fn get(&self, id: &SpiffeId) -> Result<Arc<Certificate>, IdentityError> {
+        self.wait_for(id, true).await
+    }
+
+    /// As [`Self::get`], for nobody in particular: the CA is asked when the identity's turn comes.
+    pub async fn expect(&self, id: &SpiffeId) -> Result<Arc<Certificate>, IdentityError> {
+        self.wait_for(id, false).await
+    }
+
+    async fn wait_for(&self, id: &SpiffeId, demand: bool) -> Result<Arc<Certificate>, IdentityError> {
         let entry = self.entry(id).ok_or_else(|| IdentityError::NotEnrolled(id.clone()))?;
         if let Some(certificate) = entry.valid_at(self.now()) {
             return Ok(certificate);
         }
         let started = Instant::now();
         let deadline = started + self.shared.settings.wait;
-        let (_waiter, mut attempts) = entry.wait();
+        let mut attempts = entry.attempts();
+        let _waiter = demand.then(|| entry.wait());
         loop {
             // The entry's task may have stored a certificate between the first look and the subscription.
             if let Some(certificate) = entry.valid_at(self.now()) {
@@ -248,9 +258,17 @@ impl CertStore {
         StoreStats {
             calls: self.shared.counters.read(),
             in_flight: self.shared.gate.in_flight(),
-            away: self.shared.gate.away_since().map(|since| since.elapsed()),
+            away: self.away(),
             identities: self.entries.read().unwrap_or_else(PoisonError::into_inner).len(),
         }
+    }
+
+    /// For how long the CA has been away, if anybody is left who has found it so.
+    fn away(&self) -> Option<Duration> {
+        let since = self.shared.gate.away_since()?;
+        let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
+        let met = |entry: &Arc<Entry>| entry.last_error().is_some_and(|error| error.is_outage());
+        entries.values().any(met).then(|| since.elapsed())
     }
 
     /// How long calls to the CA took, in seconds.

@@ -391,6 +391,36 @@ async fn nothing_is_asked_for_without_need() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn who_only_expects_a_certificate_makes_no_call_more_urgent() {
+    let world = World::new();
+    world.ca.refused.lock().unwrap().insert(id("shop", "app-0"));
+    let _leases = world.enrol(1);
+    let expecting = tokio::spawn({
+        let store = world.store.clone();
+        async move { while store.expect(&id("shop", "app-0")).await.is_err() {} }
+    });
+    pass(MINUTE).await;
+    let calls = world.take_calls().len();
+    assert!(calls <= 8, "{calls} in a minute");
+    world.ca.refused.lock().unwrap().clear();
+    pass(MINUTE).await;
+    assert!(expecting.is_finished());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_outage_that_nobody_is_left_to_have_met_is_not_told_of() {
+    let world = World::new();
+    let _others = world.enrol(3);
+    pass(SECOND).await;
+    world.set(Mood::Unreachable);
+    let late = world.store.acquire(&id("shop", "late"));
+    pass(MINUTE).await;
+    assert!(world.store.stats().away.is_some_and(|away| away > 50 * SECOND));
+    drop(late);
+    assert_eq!(world.store.stats().away, None);
+}
+
+#[tokio::test(start_paused = true)]
 async fn whoever_leaves_while_the_ca_hangs_leaves_nothing_behind() {
     let world = World::new();
     world.set(Mood::Hangs);

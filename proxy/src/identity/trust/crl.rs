@@ -55,6 +55,18 @@ pub(super) struct Subject<'a> {
     pub(super) is_leaf: bool,
 }
 
+/// The algorithms of lists' signatures that can be verified: RSA (PKCS #1 and PSS) and ECDSA with SHA-2, Ed25519. Not
+/// ECDSA with SHA-512, by which P-521 keys sign.
+const VERIFIABLE: [&str; 7] = [
+    "1.2.840.113549.1.1.10",
+    "1.2.840.113549.1.1.11",
+    "1.2.840.113549.1.1.12",
+    "1.2.840.113549.1.1.13",
+    "1.2.840.10045.4.3.2",
+    "1.2.840.10045.4.3.3",
+    "1.3.101.112",
+];
+
 /// What the lists say of a certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Word {
@@ -118,6 +130,12 @@ impl Crl {
             .map_err(|error| format!("not a certificate revocation list: {error}"))?;
         if let Some(Fault(fault)) = signature_fault(&list.signature_algorithm) {
             return Err(fault);
+        }
+        let algorithm = list.signature_algorithm.algorithm.to_id_string();
+        if !VERIFIABLE.contains(&&*algorithm) {
+            return Err(format!(
+                "it is signed by the algorithm {algorithm}, which cannot be verified here"
+            ));
         }
         let mut scope = Scope::All;
         for extension in list.extensions() {

@@ -72,6 +72,12 @@ impl Files {
         }
     }
 
+    /// Why the list of what is distrusted cannot be used, and never could.
+    pub(super) fn without_distrust(&self) -> Option<String> {
+        let list = self.distrust.as_ref().filter(|list| list.good().is_none())?;
+        Some(format!("{}: {}", list.path().display(), list.error()?))
+    }
+
     /// What they give now.
     pub(super) fn given(&self) -> Given {
         let roots = |file: &Watched<Bundle>| file.good().map(|bundle| bundle.roots.clone()).unwrap_or_default();

@@ -69,7 +69,8 @@ impl Learnt {
 
     /// Lets go of those under which nothing can be valid any more, and gives them.
     pub(super) fn sweep(&mut self, now: SystemTime) -> Vec<Arc<Root>> {
-        let done = |known: &mut Known| known.done_at().is_some_and(|done| now >= done) || now >= known.root.not_after;
+        // One that has ended by a clock that is wrong is not trusted meanwhile, and is there when the clock is right again.
+        let done = |known: &mut Known| known.done_at().is_some_and(|done| now >= done);
         self.known.extract_if(.., done).map(|known| known.root).collect()
     }
 

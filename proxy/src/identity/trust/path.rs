@@ -10,7 +10,7 @@ use super::certificates::{Fault, key_fault, signature_fault};
 use super::compose::Snapshot;
 use super::crl::{self, Subject, Word};
 use super::settings::CrlPolicy;
-use crate::identity::chain::{CertificateError, check_bounds, hex, identity, last_issuer, parse};
+use crate::identity::chain::{CertificateError, check_bounds, cut, hex, identity, last_issuer, parse};
 use crate::identity::tls::provider;
 use crate::identity::{SpiffeId, TrustDomain};
 
@@ -215,7 +215,7 @@ fn named(certificate: &x509_parser::certificate::X509Certificate<'_>) -> String 
     if subject.is_empty() {
         format!("with the serial {}", hex(certificate.raw_serial()))
     } else {
-        format!("{subject:?}")
+        format!("{:?}", cut(&subject))
     }
 }
 

@@ -87,6 +87,12 @@ impl Trust {
         trust
     }
 
+    /// Why the list of what is distrusted cannot be used, where no state of it ever could: it is not known then whom to
+    /// keep out.
+    pub fn without_distrust(&self) -> Option<String> {
+        lock(&self.0.files).without_distrust()
+    }
+
     /// Keeps up with files and time, for ever.
     pub async fn follow(self) {
         let mut due = interval(self.0.settings.look_every);
