@@ -146,10 +146,17 @@ impl KeyFolder {
             tracing::warn!("{} is no request", self.folder.file(REQUEST_FILE).display());
             return Ok(self.folder.remove(REQUEST_FILE)?);
         };
-        let (answer, keyring) = self.take(&asked, longest, authority.trust_domain(), SystemTime::now())?;
+        let now = SystemTime::now();
+        let answer = match asked.too_old(now) {
+            Some(answer) => answer,
+            None => {
+                let (answer, keyring) = self.take(&asked, longest, authority.trust_domain(), now)?;
+                authority.adopt(&keyring)?;
+                watched.set(&keyring);
+                answer
+            }
+        };
         tracing::info!(step = ?asked.step, force = asked.force, done = answer.done, "{}", answer.message);
-        authority.adopt(&keyring)?;
-        watched.set(&keyring);
         let answered = Answered { id: asked.id, answer };
         let content = serde_json::to_vec(&answered).map_err(|error| AuthorityError::Sign(error.to_string()))?;
         self.folder.replace(ANSWER_FILE, &content, PRIVATE)?;
@@ -170,5 +177,44 @@ impl KeyFolder {
 
     fn damaged(&self, name: &str, reason: &str) -> FileError {
         FileError::damaged(&self.folder.file(name), reason)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::keyring::Step;
+    use super::*;
+
+    fn domain(name: &str) -> TrustDomain {
+        TrustDomain::parse(name).unwrap()
+    }
+
+    #[test]
+    fn no_step_is_taken_in_the_folder_of_nobody_or_of_another_trust_domain() {
+        let folder = tempfile::tempdir().unwrap();
+        let take = |domain: &TrustDomain| {
+            let keys = KeyFolder::open(folder.path()).unwrap();
+            let asked = Asked::new(Step::Publish, true);
+            keys.take(&asked, Duration::from_secs(60), domain, SystemTime::now())
+        };
+        let error = take(&domain("corp.example")).unwrap_err().to_string();
+        assert!(error.contains("there are no keys"), "{error}");
+        let founded = KeyFolder::open(folder.path())
+            .unwrap()
+            .authority(&domain("corp.example"));
+        let before = founded.unwrap().2.bundle();
+        let error = take(&domain("cluster.local")).unwrap_err().to_string();
+        assert!(error.contains("corp.example"), "{error}");
+        let (answer, keyring) = take(&domain("corp.example")).unwrap();
+        assert!(answer.done && keyring.bundle().starts_with(&before), "{answer:?}");
+    }
+
+    #[test]
+    fn a_request_of_long_ago_is_answered_and_not_done() {
+        let now = SystemTime::now();
+        let asked = Asked::new(Step::Retire, true);
+        assert_eq!(asked.too_old(now), None);
+        let answer = asked.too_old(now + Duration::from_secs(2 * 3600)).unwrap();
+        assert!(!answer.done && answer.message.contains("ask again"), "{answer:?}");
     }
 }

@@ -104,3 +104,27 @@ fn what_is_damaged_is_not_read() {
     assert!(Keyring::read(text.replace("\"signing\":0", "\"signing\":1").as_bytes()).is_err());
     assert!(Keyring::read(b"{}").is_err());
 }
+
+#[test]
+fn copies_of_any_time_before_are_known_and_other_keys_are_not() {
+    let (mut keyring, now) = founded();
+    let mut copies = vec![keyring.clone()];
+    for step in [Step::Publish, Step::Cancel, Step::Publish, Step::Sign, Step::Retire] {
+        take(&mut keyring, step, true, now, 1);
+        for copy in &copies {
+            assert!(copy.is_earlier_than(&keyring), "{copy:?} before {step:?}");
+        }
+        copies.push(keyring.clone());
+    }
+    let (others, _) = founded();
+    assert!(!others.is_earlier_than(&keyring));
+}
+
+#[test]
+fn a_certificate_without_an_end_of_line_stays_apart_from_the_next() {
+    let (keyring, now) = founded();
+    let (key, certificate) = keyring.signing();
+    let mut brought = Keyring::of_root(key.as_bytes(), certificate.trim_end().as_bytes()).unwrap();
+    take(&mut brought, Step::Publish, false, now, 0);
+    assert_eq!(signer::certificates(brought.bundle().as_bytes()).unwrap().len(), 2);
+}
