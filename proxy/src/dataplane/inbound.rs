@@ -90,13 +90,23 @@ pub(super) async fn serve_tunnel(
         }
         reason
     };
-    tokio::select! {
-        served = serve => if let Err(error) = served {
-            tracing::debug!("tunnel from {from} ({}): {error}", peer.id());
-        },
-        reason = end => tracing::info!("tunnel from {from}: closing: {reason}"),
-    }
+    let cut = tokio::select! {
+        served = serve => {
+            if let Err(error) = served {
+                tracing::debug!("tunnel from {from} ({}): {error}", peer.id());
+            }
+            false
+        }
+        reason = end => {
+            tracing::info!("tunnel from {from}: closing: {reason}");
+            true
+        }
+    };
     let mut streams = streams.take();
+    if cut {
+        // Nothing moves their bytes any more.
+        streams.abort_all();
+    }
     while streams.join_next().await.is_some() {}
 }
 

@@ -54,8 +54,9 @@ impl Standing {
         });
         if decided != self.moment() {
             permitted.review(&mesh.load());
-            permitted.review_identity();
         }
+        // Where nothing has changed it costs one comparison, and what is begun while identities are reviewed is not missed.
+        permitted.review_identity();
         self.open.borrow_mut().insert(connection.id, Rc::clone(&permitted));
         Standee {
             standing: self,
