@@ -1,11 +1,10 @@
-//! The admin page's listener: few connections, none of them idle for long, and from loopback only where the page tells
-//! more than anybody may know.
+//! The admin page's listener: few connections of each peer, none of them idle for long, and from loopback only where the
+//! page tells more than anybody may know.
 
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -13,11 +12,15 @@ use axum::serve::Listener;
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Sleep, sleep};
 
-/// Connections at once; more wait in the kernel's queue.
-const MAX_CONNECTIONS: usize = 32;
+use super::peers::{Peer, Peers, Place, TooMany, Warnings};
+
+/// Connections at once. They are accepted before they are counted: what waited in the kernel's queue, for whoever it was,
+/// would wait before a probe that decides whether this process lives.
+const MAX_CONNECTIONS: usize = 256;
+/// And of them of one peer: a kubelet's probes and a scraper need one or two each.
+const MAX_CONNECTIONS_OF_PEER: usize = 8;
 /// How long a connection may go without a byte of an answer: time to send a request, to take the answer, to ask again.
 const IDLE: Duration = Duration::from_secs(10);
 
@@ -47,7 +50,8 @@ pub struct AdminListener {
     inner: TcpListener,
     /// Whether peers must be on loopback, too.
     loopback_only: bool,
-    slots: Arc<Semaphore>,
+    peers: Peers,
+    warnings: Warnings,
     idle: Duration,
 }
 
@@ -72,7 +76,8 @@ impl AdminListener {
         Ok(Self {
             inner,
             loopback_only,
-            slots: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
+            peers: Peers::new(MAX_CONNECTIONS),
+            warnings: Warnings::default(),
             idle: IDLE,
         })
     }
@@ -84,7 +89,7 @@ impl AdminListener {
 
     #[cfg(test)]
     pub(super) fn with_limits(mut self, connections: usize, idle: Duration) -> Self {
-        self.slots = Arc::new(Semaphore::new(connections));
+        self.peers = Peers::new(connections);
         self.idle = idle;
         self
     }
@@ -96,16 +101,19 @@ impl Listener for AdminListener {
 
     async fn accept(&mut self) -> (Limited, SocketAddr) {
         loop {
-            // The semaphore is never closed.
-            let Ok(slot) = Arc::clone(&self.slots).acquire_owned().await else {
-                return std::future::pending().await;
-            };
             match self.inner.accept().await {
                 // With route_localnet set, as some load-balancers do, neighbours on the link reach 127.0.0.1.
                 Ok((_, peer)) if self.loopback_only && !peer.ip().to_canonical().is_loopback() => {
                     tracing::warn!(%peer, "refused a connection to the admin page from another host");
                 }
-                Ok((stream, peer)) => return (Limited::new(stream, self.idle, slot), peer),
+                Ok((stream, peer)) => match place(&self.peers, peer) {
+                    Ok(place) => return (Limited::new(stream, self.idle, place), peer),
+                    Err(reason) => {
+                        if let Some(left_out) = self.warnings.due(Instant::now().into_std()) {
+                            tracing::warn!(%peer, %reason, left_out, "too many connections to the admin or metrics page; closed one");
+                        }
+                    }
+                },
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a connection to the admin or metrics page; trying again in a second");
                     sleep(Duration::from_secs(1)).await;
@@ -119,6 +127,17 @@ impl Listener for AdminListener {
     }
 }
 
+/// Counts a connection. Whoever is on this host may take what is there, but not more.
+fn place(peers: &Peers, peer: SocketAddr) -> Result<Place, TooMany> {
+    let peer = Peer::at(peer.ip());
+    let limit = if peer.is_loopback() {
+        usize::MAX
+    } else {
+        MAX_CONNECTIONS_OF_PEER
+    };
+    peers.add(peer, limit)
+}
+
 /// A connection that fails once it has gone too long without a byte of an answer. A request that trickles in does not
 /// prolong it.
 #[derive(Debug)]
@@ -126,16 +145,16 @@ pub struct Limited {
     stream: TcpStream,
     idle: Duration,
     deadline: Pin<Box<Sleep>>,
-    _slot: OwnedSemaphorePermit,
+    _place: Place,
 }
 
 impl Limited {
-    fn new(stream: TcpStream, idle: Duration, slot: OwnedSemaphorePermit) -> Self {
+    fn new(stream: TcpStream, idle: Duration, place: Place) -> Self {
         Self {
             stream,
             idle,
             deadline: Box::pin(sleep(idle)),
-            _slot: slot,
+            _place: place,
         }
     }
 
@@ -200,5 +219,34 @@ impl AsyncWrite for Limited {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_peer_has_a_few_connections_and_leaves_the_rest_to_the_others_and_to_this_host() {
+        let (peers, mut held) = (Peers::new(MAX_CONNECTIONS), Vec::new());
+        for (address, asked, granted) in [
+            ("10.0.0.1:1", 100, MAX_CONNECTIONS_OF_PEER),
+            ("[::ffff:10.0.0.1]:1", 1, 0),
+            ("10.0.0.2:1", 3, 3),
+            ("[2001:db8::1]:1", 5, 5),
+            ("[2001:db8::2]:1", 100, MAX_CONNECTIONS_OF_PEER - 5),
+            ("[2001:db8:0:1::2]:1", 1, 1),
+            ("127.0.0.1:1", 100, 100),
+            ("[::1]:1", 1000, MAX_CONNECTIONS - 120),
+            ("10.0.0.3:1", 1, 0),
+        ] {
+            let places: Vec<_> = (0..asked)
+                .filter_map(|_| place(&peers, address.parse().unwrap()).ok())
+                .collect();
+            assert_eq!(places.len(), granted, "{address}");
+            held.extend(places);
+        }
+        drop(held);
+        assert!(place(&peers, "10.0.0.1:1".parse().unwrap()).is_ok());
     }
 }

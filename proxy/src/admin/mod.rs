@@ -7,6 +7,7 @@
 
 mod guard;
 mod listener;
+mod peers;
 mod readiness;
 mod state;
 
@@ -25,6 +26,8 @@ use serde::Deserialize;
 use crate::telemetry::{Exposition, Telemetry};
 
 pub use listener::{AdminError, AdminListener};
+pub use peers::Peer;
+pub(crate) use peers::{Peers, Place, TooMany, Warnings};
 pub use readiness::{Pending, Readiness};
 pub use state::StateSections;
 

@@ -178,7 +178,7 @@ async fn an_address_in_use_is_named() {
 }
 
 #[tokio::test]
-async fn a_request_that_trickles_in_is_cut_off_and_frees_its_slot() {
+async fn a_request_that_trickles_in_is_cut_off_and_frees_its_place() {
     let page = page(any_port().await.with_limits(1, Duration::from_millis(300))).await;
     let mut slow = TcpStream::connect(page.address).await.unwrap();
     let trickle = async {
@@ -189,9 +189,14 @@ async fn a_request_that_trickles_in_is_cut_off_and_frees_its_slot() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    // The only slot is taken until the slow one is cut off.
-    let (answer, ()) = tokio::join!(page.get("/healthz/live"), async {
-        timeout(DEADLINE, trickle).await.unwrap()
-    });
-    assert_eq!(answer.0, 200);
+    // The only place is taken until the slow one is cut off; whoever comes before is turned away at once.
+    let turned_away = async {
+        let mut early = TcpStream::connect(page.address).await.unwrap();
+        let mut answer = Vec::new();
+        // The end, or a reset.
+        let _ = timeout(DEADLINE, early.read_to_end(&mut answer)).await.unwrap();
+        assert!(answer.is_empty(), "{answer:?}");
+    };
+    let ((), ()) = tokio::join!(turned_away, async { timeout(DEADLINE, trickle).await.unwrap() });
+    assert_eq!(page.get("/healthz/live").await.0, 200);
 }

@@ -30,6 +30,7 @@ use super::token::{TokenRequest, TokenVerifier, make};
 use crate::admin::Readiness;
 use crate::identity::{BoxFuture, TrustDomain};
 use crate::mesh::MeshHandle;
+use crate::mesh::source::StatusHandle;
 use crate::telemetry::LogFormat;
 
 /// Run the certificate authority.
@@ -90,6 +91,14 @@ pub struct CaArgs {
     /// How many requests of one node may be under way.
     #[arg(long, env = "ADIT_CA_NODE_IN_FLIGHT", value_name = "COUNT", default_value = "256", value_parser = clap::value_parser!(u32).range(1..))]
     pub node_in_flight: u32,
+    /// How many connections one address, or one /64 of IPv6, may have, each node needing one. To be raised where more
+    /// nodes than that share one: behind NAT or a load-balancer (see --caller-ranges), or in one network of IPv6.
+    #[arg(long, env = "ADIT_CA_ADDRESS_CONNECTIONS", value_name = "COUNT", default_value = "128", value_parser = clap::value_parser!(u32).range(1..))]
+    pub address_connections: u32,
+    /// How many requests from one address, or one /64 of IPv6, may be under way. To be raised with
+    /// --address-connections.
+    #[arg(long, env = "ADIT_CA_ADDRESS_REQUESTS", value_name = "COUNT", default_value = "512", value_parser = clap::value_parser!(u32).range(1..))]
+    pub address_requests: u32,
     /// Where readiness and metrics are served, for probes and Prometheus; nowhere if left out.
     #[arg(long, env = "ADIT_CA_HEALTH", value_name = "ADDRESS")]
     pub health: Option<SocketAddr>,
@@ -200,6 +209,8 @@ const RELEASE: Duration = Duration::from_secs(5);
 pub struct Surroundings {
     /// The workloads and nodes, kept up to date by somebody else.
     pub mesh: MeshHandle,
+    /// When the mesh was heard of last.
+    pub status: StatusHandle,
     /// Completes when the mesh is whole for the first time.
     pub synced: BoxFuture<'static, ()>,
     /// The cluster, where the mesh is that of a cluster.
@@ -248,6 +259,7 @@ pub async fn run(
         pods: in_cluster.then(|| PodRules {
             check_address: args.check_caller_address == Switch::On,
             caller_ranges: args.caller_ranges,
+            heard: Some(surroundings.status.clone()),
         }),
         listen: args.listen,
         node_proxies: args.node_proxies,
@@ -257,6 +269,8 @@ pub async fn run(
             rate: args.node_rate,
             burst: args.node_burst,
             in_flight: args.node_in_flight,
+            of_address: args.address_requests as usize,
+            connections_of_address: args.address_connections as usize,
             ..LimitSettings::default()
         },
     };

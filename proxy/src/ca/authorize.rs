@@ -3,13 +3,18 @@
 use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
+use std::time::Duration;
 
 use ipnet::IpNet;
 use thiserror::Error;
 
 use super::token::{Bound, Caller};
 use crate::identity::{SpiffeError, SpiffeId, TrustDomain};
+use crate::mesh::source::StatusHandle;
 use crate::mesh::{Mesh, Node, Protocol};
+
+/// How old the view of the cluster may be. A watch that has silently broken is made anew well before.
+const MAX_AGE: Duration = Duration::from_secs(300);
 
 /// A Kubernetes service account, written `<namespace>/<name>`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -113,6 +118,9 @@ pub enum Refusal {
     /// Nobody is to pass for a node proxy in the mesh.
     #[error("{0} is the identity of node proxies, which is granted to nobody")]
     ProxyIdentity(SpiffeId),
+    /// What the CA knows of pods is too old to go by.
+    #[error("the CA has heard nothing new of the cluster for {0} s, and grants nothing until it has")]
+    Stale(u64),
     /// No such pod there.
     #[error("no workload of {identity} runs on the node {node}")]
     NotOnNode {
@@ -145,13 +153,14 @@ impl Refusal {
             Self::NodeUnknown(_) => "node_unknown",
             Self::CallerAddress { .. } => "caller_address",
             Self::ProxyIdentity(_) => "proxy_identity",
+            Self::Stale(_) => "stale",
             Self::NotOnNode { .. } => "not_on_node",
         }
     }
 
     /// Whether the caller is not at fault: its own word is good, but the CA cannot tell yet.
     pub(super) fn is_ignorance(&self) -> bool {
-        matches!(self, Self::PodUnknown(_) | Self::NodeUnknown(_))
+        matches!(self, Self::PodUnknown(_) | Self::NodeUnknown(_) | Self::Stale(_))
     }
 }
 
@@ -171,6 +180,19 @@ pub struct PodRules {
     pub check_address: bool,
     /// Where calls may come from besides, on networks that rewrite addresses.
     pub caller_ranges: Vec<IpNet>,
+    /// When the cluster was heard of last.
+    pub heard: Option<StatusHandle>,
+}
+
+impl Rules {
+    /// Refuses everything while pods may long have gone that are still thought to be there.
+    pub(super) fn check_view(&self) -> Result<(), Refusal> {
+        let heard = self.pods.as_ref().and_then(|pods| pods.heard.as_ref()?.load().heard);
+        match heard.map(|heard| heard.elapsed()) {
+            Some(age) if age > MAX_AGE => Err(Refusal::Stale(age.as_secs())),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// A request that is granted.

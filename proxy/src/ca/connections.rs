@@ -1,75 +1,81 @@
-//! Connections, counted by the address that they come from.
+//! Connections: which are let in, and what they are once their handshake is done.
 
-use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
+use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 use tonic::transport::server::{Connected, TcpConnectInfo};
 
-/// How many connections each address has.
-#[derive(Clone)]
-pub(super) struct Connections {
-    limit: usize,
-    of_peers: Arc<Mutex<HashMap<IpAddr, usize>>>,
+use crate::admin::{Peer, Peers, Place, TooMany};
+
+/// Connections of all peers. An idle one takes 25 KiB, so these take 150 MiB of the 256 MiB that the chart grants; and a
+/// cluster has at most 5,000 nodes, of which each needs one.
+const MAX_CONNECTIONS: usize = 6144;
+/// And of them with an unfinished handshake: a silent one takes 2.5 KiB, and the longest first message that TLS lets a
+/// client send 64 KiB, so these take 64 MiB at the very worst.
+const MAX_HANDSHAKES: usize = 1024;
+/// Unfinished handshakes of one peer: one in so many of the connections that it may have...
+const CONNECTIONS_FOR_HANDSHAKE: usize = 16;
+/// ... but at least so many.
+const MIN_HANDSHAKES_OF_PEER: usize = 8;
+
+/// Which limit a connection is beyond.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub(super) enum Excess {
+    #[error("{0} connections, which is the limit")]
+    Connections(TooMany),
+    #[error("{0} unfinished handshakes, which is the limit")]
+    Handshakes(TooMany),
 }
 
-impl Connections {
-    pub(super) fn new(limit: usize) -> Self {
+/// Lets connections in, so many of each peer and all together.
+pub(super) struct Door {
+    connections: Peers,
+    handshakes: Peers,
+    connections_of_peer: usize,
+}
+
+impl Door {
+    pub(super) fn new(connections_of_peer: usize) -> Self {
         Self {
-            limit,
-            of_peers: Arc::default(),
+            connections: Peers::new(MAX_CONNECTIONS),
+            handshakes: Peers::new(MAX_HANDSHAKES),
+            connections_of_peer,
         }
     }
 
-    /// Counts one more until what is returned is dropped; none where that is one too many.
-    pub(super) fn add(&self, peer: IpAddr) -> Option<Counted> {
-        let mut of_peers = self.lock();
-        let count = of_peers.entry(peer).or_default();
-        if *count >= self.limit {
-            return None;
-        }
-        *count += 1;
-        drop(of_peers);
-        Some(Counted {
-            peer,
-            connections: self.clone(),
-        })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<IpAddr, usize>> {
-        self.of_peers.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Counts a connection that was accepted: until the first is dropped as one, and until the second is as one whose
+    /// handshake is not done.
+    pub(super) fn enter(&self, address: IpAddr) -> Result<(Place, Place), Excess> {
+        let (peer, limit) = (Peer::at(address), self.connections_of_peer);
+        let connection = self.connections.add(peer, limit).map_err(Excess::Connections)?;
+        let handshake = self
+            .handshakes
+            .add(peer, handshakes_of_peer(peer, limit))
+            .map_err(Excess::Handshakes)?;
+        Ok((connection, handshake))
     }
 }
 
-/// One connection among those of its address.
-pub(super) struct Counted {
-    peer: IpAddr,
-    connections: Connections,
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        let mut of_peers = self.connections.lock();
-        if let Some(count) = of_peers.get_mut(&self.peer) {
-            *count -= 1;
-            if *count == 0 {
-                of_peers.remove(&self.peer);
-            }
-        }
+/// How many handshakes a peer may have under way that may have so many connections. In a cluster only the authority's own
+/// pod is on loopback; elsewhere all that is on its host, and may begin at once.
+fn handshakes_of_peer(peer: Peer, connections: usize) -> usize {
+    if peer.is_loopback() {
+        return connections;
     }
+    (connections / CONNECTIONS_FOR_HANDSHAKE).max(MIN_HANDSHAKES_OF_PEER)
 }
 
 /// A connection whose handshake is done.
 pub(super) struct Connection {
     pub(super) stream: TlsStream<TcpStream>,
     pub(super) peer: SocketAddr,
-    pub(super) _counted: Counted,
+    pub(super) _place: Place,
 }
 
 impl Connected for Connection {
@@ -119,15 +125,68 @@ impl AsyncWrite for Connection {
 mod tests {
     use super::*;
 
+    fn address(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
     #[test]
-    fn an_address_has_only_so_many_connections_and_others_theirs() {
-        let connections = Connections::new(2);
-        let [one, two] = [1, 2].map(|number| IpAddr::from([10, 0, 0, number]));
-        let held = [connections.add(one), connections.add(one)].map(Option::unwrap);
-        assert!(connections.add(one).is_none());
-        assert!(connections.add(two).is_some());
+    fn a_peer_has_a_handshake_for_each_sixteen_of_its_connections_but_at_least_eight() {
+        for (from, connections, handshakes) in [
+            ("10.0.0.1", 1, 8),
+            ("10.0.0.1", 128, 8),
+            ("10.0.0.1", 160, 10),
+            ("2001:db8::1", 6144, 384),
+            ("127.0.0.1", 128, 128),
+        ] {
+            let peer = Peer::at(address(from));
+            assert_eq!(
+                handshakes_of_peer(peer, connections),
+                handshakes,
+                "{from} {connections}"
+            );
+        }
+    }
+
+    #[test]
+    fn an_address_that_finishes_no_handshake_gets_no_further_and_others_come_in() {
+        let (door, mut held) = (Door::new(128), Vec::new());
+        for (from, granted) in [
+            ("10.0.0.1", 8),
+            ("::ffff:10.0.0.1", 0),
+            ("10.0.0.2", 8),
+            ("2001:db8::1", 8),
+            ("2001:db8::2", 0),
+        ] {
+            let let_in: Vec<_> = (0..200).filter_map(|_| door.enter(address(from)).ok()).collect();
+            assert_eq!(let_in.len(), granted, "{from}");
+            held.extend(let_in);
+        }
+        let Err(Excess::Handshakes(TooMany::OfPeer { limit: 8, .. })) = door.enter(address("10.0.0.1")) else {
+            panic!()
+        };
+        // Neither does what was turned away count as a connection.
         drop(held);
-        assert!(connections.add(one).is_some());
-        assert!(connections.lock().is_empty());
+        let done: Vec<_> = (0..200)
+            .filter_map(|_| door.enter(address("10.0.0.1")).ok().map(|(open, _)| open))
+            .collect();
+        assert_eq!(done.len(), 128);
+        let said = door.enter(address("10.0.0.1")).err().unwrap().to_string();
+        assert_eq!(said, "10.0.0.1 has 128 connections, which is the limit");
+        assert!(door.enter(address("10.0.0.2")).is_ok());
+    }
+
+    #[test]
+    fn all_together_have_limits_too() {
+        let door = Door::new(128);
+        let from = |number: usize| IpAddr::from([10, 0, (number >> 8) as u8, number as u8]);
+        let unfinished: Vec<_> = (0..MAX_HANDSHAKES)
+            .map(|number| door.enter(from(number)).unwrap())
+            .collect();
+        let all = TooMany::All(MAX_HANDSHAKES);
+        assert_eq!(door.enter(from(5000)).err(), Some(Excess::Handshakes(all)));
+        let mut open: Vec<_> = unfinished.into_iter().map(|(open, _)| open).collect();
+        open.extend((open.len()..MAX_CONNECTIONS).map(|number| door.enter(from(number)).unwrap().0));
+        let all = TooMany::All(MAX_CONNECTIONS);
+        assert_eq!(door.enter(from(9000)).err(), Some(Excess::Connections(all)));
     }
 }

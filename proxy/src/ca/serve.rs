@@ -4,24 +4,25 @@ use std::fmt;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use rustls::ServerConfig;
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use thiserror::Error;
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio_rustls::TlsAcceptor;
 
 use super::audit::AuditLog;
 use super::authority::{Authority, AuthorityError};
 use super::authorize::{PodRules, Rules, ServiceAccount};
-use super::connections::{Connection, Connections};
+use super::connections::{Connection, Door};
 use super::counts::Counts;
 use super::limits::{LimitSettings, Limits};
 use super::service::{Callers, Seen, Service};
 use super::token::MAX_TOKEN_BYTES;
+use crate::admin::Warnings;
 use crate::identity::proto::istio_certificate_service_server::IstioCertificateServiceServer;
 use crate::mesh::MeshHandle;
 
@@ -30,9 +31,6 @@ const MAX_REQUEST_BYTES: usize = 64 * 1024;
 /// Room for a token and the other headers.
 const MAX_HEADER_BYTES: u32 = MAX_TOKEN_BYTES as u32 + 8 * 1024;
 const MAX_STREAMS: u32 = 64;
-const MAX_HANDSHAKES: usize = 256;
-/// Connections of one address: its node needs one.
-const MAX_CONNECTIONS_OF_PEER: usize = 128;
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 const CALL_DEADLINE: Duration = Duration::from_secs(5);
 /// How long a call waits for the watch of the cluster to show what its caller has heard of already.
@@ -89,6 +87,7 @@ pub struct Server {
     listener: TcpListener,
     address: SocketAddr,
     acceptor: TlsAcceptor,
+    door: Door,
     service: Service,
 }
 
@@ -116,6 +115,7 @@ impl Server {
         };
         let listener = TcpListener::bind(settings.listen).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
+        let door = Door::new(settings.limits.connections_of_address);
         let service = Service {
             callers,
             rules: Rules {
@@ -138,6 +138,7 @@ impl Server {
             listener,
             address,
             acceptor: TlsAcceptor::from(Arc::new(tls)),
+            door,
             service,
         })
     }
@@ -156,7 +157,7 @@ impl Server {
     pub async fn run(self, shutdown: impl Future<Output = ()> + Send) -> Result<(), ServeError> {
         tracing::info!(address = %self.address, trust_domain = %self.service.authority.trust_domain(), "CA ready");
         let (ready, mut connections) = mpsc::channel(16);
-        let accepting = tokio::spawn(accept(self.listener, self.acceptor, ready));
+        let accepting = tokio::spawn(accept(self.listener, self.acceptor, self.door, ready));
         let incoming = futures_util::stream::poll_fn(move |context| connections.poll_recv(context));
         let service = IstioCertificateServiceServer::new(self.service).max_decoding_message_size(MAX_REQUEST_BYTES);
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
@@ -190,14 +191,16 @@ impl fmt::Debug for Server {
     }
 }
 
-/// Accepts connections and hands over those whose handshake succeeds in time.
-async fn accept(listener: TcpListener, acceptor: TlsAcceptor, ready: mpsc::Sender<Result<Connection, std::io::Error>>) {
-    let handshakes = Arc::new(Semaphore::new(MAX_HANDSHAKES));
-    let connections = Connections::new(MAX_CONNECTIONS_OF_PEER);
+/// Accepts connections and hands over those whose handshake succeeds in time. None waits for another: what cannot be had
+/// now is closed, and its client tries again later.
+async fn accept(
+    listener: TcpListener,
+    acceptor: TlsAcceptor,
+    door: Door,
+    ready: mpsc::Sender<Result<Connection, std::io::Error>>,
+) {
+    let mut warnings = Warnings::default();
     loop {
-        let Ok(turn) = handshakes.clone().acquire_owned().await else {
-            return;
-        };
         let (stream, peer) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
@@ -206,13 +209,21 @@ async fn accept(listener: TcpListener, acceptor: TlsAcceptor, ready: mpsc::Sende
                 continue;
             }
         };
-        let Some(counted) = connections.add(peer.ip()) else {
-            tracing::warn!(%peer, limit = MAX_CONNECTIONS_OF_PEER, "too many connections of this address; closing one more");
-            continue;
+        let (place, unfinished) = match door.enter(peer.ip()) {
+            Ok(places) => places,
+            Err(reason) => {
+                if let Some(left_out) = warnings.due(Instant::now()) {
+                    tracing::warn!(
+                        %peer, %reason, left_out,
+                        "too many connections; closed one (where many nodes share an address, raise --address-connections)"
+                    );
+                }
+                continue;
+            }
         };
         let (acceptor, ready) = (acceptor.clone(), ready.clone());
         tokio::spawn(async move {
-            let _turn = turn;
+            let _unfinished = unfinished;
             // Without it answers may wait for the client's delayed acknowledgement; nothing depends on it.
             let _ = stream.set_nodelay(true);
             match tokio::time::timeout(HANDSHAKE_DEADLINE, acceptor.accept(stream)).await {
@@ -220,7 +231,7 @@ async fn accept(listener: TcpListener, acceptor: TlsAcceptor, ready: mpsc::Sende
                     let stream = Connection {
                         stream,
                         peer,
-                        _counted: counted,
+                        _place: place,
                     };
                     // The receiver is gone only when the server is.
                     let _ = ready.send(Ok(stream)).await;

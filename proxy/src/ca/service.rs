@@ -135,13 +135,13 @@ impl Service {
         let requested = requested_identity(request);
         entry.asks_for(requested);
         let peer = entry.peer.map(|peer| peer.ip());
-        let _entered = self.limits.enter(peer)?;
+        let entered = self.limits.enter(peer)?;
         let caller = self
             .callers
             .authenticate(bearer(metadata)?, peer, SystemTime::now())
             .await?;
         let caller = &*entry.caller.insert(caller);
-        let _admitted = self.limits.admit(caller, Instant::now().into_std())?;
+        let _admitted = self.limits.admit(entered, caller, Instant::now().into_std())?;
         let granted = self.authorize(caller, peer, requested).await?;
         (entry.node, entry.pod) = (Some(granted.node), Some(granted.pod));
         let public_key = csr::public_key(&request.csr)?;
@@ -162,6 +162,7 @@ impl Service {
         let deadline = Instant::now() + self.patience;
         loop {
             changes.borrow_and_update();
+            self.rules.check_view()?;
             let verdict = authorize(&self.rules, caller, peer, requested, &self.mesh.load());
             let uid = caller.pod.as_ref().map_or("", |pod| &pod.uid);
             match &verdict {

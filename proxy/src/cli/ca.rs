@@ -77,6 +77,7 @@ async fn serve(mut source: SourceArgs, args: ca::CaArgs, log_format: LogFormat) 
     let source = Source::open(&source.try_into()?, View::Authority).await?;
     let surroundings = ca::Surroundings {
         mesh: source.mesh(),
+        status: source.status(),
         synced: Box::pin(source.synced().wait()),
         client: source.client(),
         cluster_domain,

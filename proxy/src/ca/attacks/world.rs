@@ -152,6 +152,7 @@ pub(super) async fn serve(reviewed: bool, limits: LimitSettings) -> World {
         pods: reviewed.then(|| PodRules {
             check_address: true,
             caller_ranges: Vec::new(),
+            heard: None,
         }),
         max_ttl: Duration::from_secs(3600),
         default_ttl: Duration::from_secs(3600),

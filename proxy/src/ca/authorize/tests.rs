@@ -1,4 +1,7 @@
+use std::time::Instant;
+
 use super::*;
+use crate::mesh::source::SourceStatus;
 use crate::mesh::test_workload as workload;
 use crate::mesh::{MeshParts, Workload};
 
@@ -142,6 +145,7 @@ fn in_a_cluster_the_callers_pod_must_be_the_one_that_the_ca_knows_on_that_node()
     let unchecked = PodRules {
         check_address: false,
         caller_ranges: Vec::new(),
+        heard: None,
     };
     let rules = rules(Some(unchecked));
     let ask = |caller: &Caller, requested| {
@@ -180,6 +184,7 @@ fn a_call_must_come_from_the_node_of_the_callers_pod() {
         let pods = PodRules {
             check_address,
             caller_ranges: ranges.iter().map(|range| range.parse().unwrap()).collect(),
+            heard: None,
         };
         let peer = peer.map(|peer| peer.parse().unwrap());
         authorize(&rules(Some(pods)), &caller, peer, Some(CART), &mesh()).is_ok()
@@ -230,4 +235,28 @@ fn malformed_service_accounts_are_refused() {
     for text in ["", "a", "/", "a/", "/b", "a/b/c"] {
         assert!(text.parse::<ServiceAccount>().is_err(), "{text}");
     }
+}
+
+#[test]
+fn nothing_is_granted_by_a_view_of_the_cluster_that_is_too_old() {
+    let rules = |age: Option<u64>| Rules {
+        trust_domain: TrustDomain::parse("cluster.local").unwrap(),
+        node_proxies: Vec::new(),
+        pods: Some(PodRules {
+            check_address: false,
+            caller_ranges: Vec::new(),
+            heard: Some(StatusHandle::new(SourceStatus {
+                last_loaded: std::time::SystemTime::now(),
+                generation: 1,
+                last_error: None,
+                heard: age.and_then(|age| Instant::now().checked_sub(Duration::from_secs(age))),
+            })),
+        }),
+    };
+    for age in [None, Some(0), Some(200)] {
+        assert_eq!(rules(age).check_view(), Ok(()));
+    }
+    let refusal = rules(Some(400)).check_view().unwrap_err();
+    assert_eq!(refusal, Refusal::Stale(400));
+    assert!(refusal.is_ignorance() && !refusal.may_pass());
 }

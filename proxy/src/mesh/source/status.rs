@@ -24,7 +24,7 @@ pub struct SourceStatus {
 pub struct StatusHandle(Arc<Mutex<SourceStatus>>);
 
 impl StatusHandle {
-    pub(super) fn new(status: SourceStatus) -> Self {
+    pub(crate) fn new(status: SourceStatus) -> Self {
         Self(Arc::new(Mutex::new(status)))
     }
 
