@@ -84,15 +84,7 @@ pub(crate) fn run_after(context: &Context, selection: &Selection, before: impl F
         .iter()
         .filter(|program| program.is_integration)
         .partition(|program| cluster::is_cluster(program));
-    for program in others {
-        let mut command = program.command(context, &selection.names);
-        command.args(["--test-threads", INTEGRATION_THREADS]);
-        command
-            .env("ADIT_BIN", context.release("adit"))
-            .env("ADIT_ENVOY", &prepared.envoy);
-        totals += programs::run(&program.name, &mut command)?;
-    }
-    // Both wait most of the time, and neither sees the other.
+    // The cluster waits most of the time, and neither sees the other.
     totals += thread::scope(|scope| {
         let cluster = scope.spawn(|| -> Result<Totals> {
             let mut totals = Totals::default();
@@ -110,6 +102,14 @@ pub(crate) fn run_after(context: &Context, selection: &Selection, before: impl F
             Ok(totals)
         });
         let mut totals = Totals::default();
+        for program in others {
+            let mut command = program.command(context, &selection.names);
+            command.args(["--test-threads", INTEGRATION_THREADS]);
+            command
+                .env("ADIT_BIN", context.release("adit"))
+                .env("ADIT_ENVOY", &prepared.envoy);
+            totals += programs::run(&program.name, &mut command)?;
+        }
         if let Some(names) = vm_names {
             totals += vm::run_on(context, &prepared.kernels, &behaviour(&programs)?.executable, &names)?;
         }

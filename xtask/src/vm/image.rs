@@ -24,7 +24,7 @@ pub(crate) const EXIT_MARKER: &str = "adit-vm-exit:";
 
 /// Long enough for the tests under software emulation on a loaded machine. Kept inside the machine, so that one whose
 /// owner was killed ends too.
-const TIME_LIMIT: Duration = Duration::from_secs(15 * 60);
+const TIME_LIMIT: Duration = Duration::from_secs(25 * 60);
 
 /// How long the owner waits.
 pub(crate) const MACHINE_TIME_LIMIT: Duration = TIME_LIMIT.saturating_add(Duration::from_secs(60));
