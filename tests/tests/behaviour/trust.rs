@@ -134,8 +134,11 @@ fn a_compromised_root_is_removed_at_once_and_what_rests_on_it_ends() {
                 ("phase", "relay"),
             ]) && line.get("detail").contains("named as distrusted")
         };
-        // Whoever is the first to cut resets the other.
-        let other = |line: &AccessLine| line.has(&[("reporter", reporter), ("phase", "relay"), ("how", "reset")]);
+        // Whoever is the first to cut resets the other, which may see the end of the tunnel before that of the stream.
+        let other = |line: &AccessLine| {
+            let ended = ["reset", "error"].contains(&line.get("how"));
+            line.has(&[("reporter", reporter), ("phase", "relay")]) && ended
+        };
         let what = format!("the {reporter}'s word on the connection that was cut");
         let line = bed
             .node(node)
