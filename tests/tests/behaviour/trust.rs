@@ -52,7 +52,7 @@ fn a_root_is_rotated_under_traffic_without_a_failed_connection() {
     let folder = tempfile::tempdir().unwrap();
     let bundle = folder.path().join("bundle.pem");
     let bed = world("rotation")
-        .certificate_lifetime(6)
+        .certificate_lifetime(12)
         .node_argument(&format!("--trust-bundle={}", bundle.display()))
         .build()
         .unwrap();
@@ -90,7 +90,7 @@ fn a_root_is_rotated_under_traffic_without_a_failed_connection() {
         wait_for("the CA's answers to name the old root no more", LONG, || old_ones(node)).unwrap();
     }
     // Certificates by the old root have been replaced by now, or run out while they serve nobody new.
-    std::thread::sleep(Duration::from_secs(6));
+    std::thread::sleep(Duration::from_secs(12));
     // Retire.
     replace(&bundle, &new);
     wait_for_roots(&bed, "file", 1.0);

@@ -228,7 +228,11 @@ fn the_replica_that_leads_publishes_a_new_root_on_request_and_another_does_after
             .map_or_else(String::new, |(pod, _)| pod.to_owned())
     };
     let ask = |step: &str| {
-        let request = serde_json::json!({"id": format!("{step}-{}", number()), "step": step}).to_string();
+        let now = now();
+        let request = serde_json::json!({
+            "id": format!("{step}-{}", now.as_nanos()), "step": step, "at": now.as_secs(),
+        })
+        .to_string();
         let patch = serde_json::json!({"data": {"request": request}}).to_string();
         let desk = [
             "patch",
@@ -253,8 +257,8 @@ fn the_replica_that_leads_publishes_a_new_root_on_request_and_another_does_after
     await_that("one root again", || root() == before);
 }
 
-/// A number that no request has had.
-fn number() -> u128 {
+/// Since 1970.
+fn now() -> std::time::Duration {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    now.unwrap_or_default().as_nanos()
+    now.unwrap_or_default()
 }
