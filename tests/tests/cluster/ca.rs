@@ -258,7 +258,7 @@ fn the_replica_that_leads_publishes_a_new_root_on_request_and_another_does_after
 }
 
 /// Since 1970.
-fn now() -> std::time::Duration {
+fn now() -> Duration {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     now.unwrap_or_default()
 }
