@@ -29,6 +29,8 @@ pub struct Trust(Arc<Shared>);
 
 struct Shared {
     settings: TrustSettings,
+    /// Whether changes are logged.
+    told: bool,
     aliases: Arc<[TrustDomain]>,
     snapshot: ArcSwap<Snapshot>,
     /// Counts what connections that are open may not survive.
@@ -67,7 +69,12 @@ struct Chains {
 impl Trust {
     /// Reads the files once; those that cannot be used are logged, and give nothing.
     pub fn new(settings: TrustSettings) -> Self {
+        Self::made(settings, true)
+    }
+
+    fn made(settings: TrustSettings, told: bool) -> Self {
         let trust = Self(Arc::new(Shared {
+            told,
             aliases: settings.aliases.clone().into(),
             snapshot: ArcSwap::default(),
             generation: watch::Sender::new(0),
@@ -82,7 +89,7 @@ impl Trust {
 
     /// Trust in these roots, and no others. For certificates that no store holds.
     pub(in crate::identity) fn of(roots: &[Root]) -> Self {
-        let trust = Self::default();
+        let trust = Self::made(TrustSettings::default(), false);
         trust.learn(roots, Duration::MAX);
         trust
     }
@@ -329,10 +336,14 @@ impl Trust {
             crl_policy: self.0.settings.crl_policy,
         };
         let snapshot = Snapshot::compose(parts, self.now());
-        let own = state.home.renewed(&home, snapshot.home(), "our own trust domain");
+        let told = self.0.told;
+        let own = state.home.renewed(&home, snapshot.home(), "our own trust domain", told);
         let mut foreign = Vec::new();
         for ((domain, anchors), (_, given)) in snapshot.foreign().iter().zip(&state.given.foreign) {
-            foreign.push((domain.clone(), force(domain).renewed(given, anchors, domain.as_str())));
+            foreign.push((
+                domain.clone(),
+                force(domain).renewed(given, anchors, domain.as_str(), told),
+            ));
         }
         let all = home
             .iter()
@@ -389,16 +400,16 @@ impl Force {
     }
 
     /// What is in force from now on, and what has changed in it, for the log.
-    fn renewed(&self, known: &[Arc<Root>], anchors: &super::compose::Anchors, domain: &str) -> Self {
+    fn renewed(&self, known: &[Arc<Root>], anchors: &super::compose::Anchors, domain: &str, told: bool) -> Self {
         let mut roots: Vec<Arc<Root>> = Vec::new();
         for fingerprint in anchors.fingerprints() {
             roots.extend(known.iter().find(|root| root.fingerprint == *fingerprint).cloned());
         }
         let lacks = |roots: &[Arc<Root>], root: &Root| !roots.iter().any(|one| one.fingerprint == root.fingerprint);
-        for root in roots.iter().filter(|root| lacks(&self.roots, root)) {
+        for root in roots.iter().filter(|root| told && lacks(&self.roots, root)) {
             tracing::info!(root = %root.subject, fingerprint = %root.name(), "a root of {domain} is trusted from now on");
         }
-        for root in self.roots.iter().filter(|root| lacks(&roots, root)) {
+        for root in self.roots.iter().filter(|root| told && lacks(&roots, root)) {
             tracing::warn!(
                 root = %root.subject, fingerprint = %root.name(),
                 "a root of {domain} is trusted no more by new connections"
