@@ -5,6 +5,7 @@
 //! may be served elsewhere, to be scraped; and readiness at a Unix socket, by which a probe asks one process rather than
 //! whichever of a node's has the address.
 
+mod ask;
 mod guard;
 mod listener;
 mod peers;
@@ -25,6 +26,7 @@ use serde::Deserialize;
 
 use crate::telemetry::{Exposition, Telemetry};
 
+pub(crate) use ask::ask;
 pub use listener::{AdminError, AdminListener};
 pub use peers::Peer;
 pub(crate) use peers::{Peers, Place, TooMany, Warnings};

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use zeroize::{Zeroize, Zeroizing};
 
 use super::signer;
-use crate::identity::TrustDomain;
+use crate::identity::{TrustDomain, hex};
 use crate::telemetry::Rfc3339;
 
 /// How many roots that were here are remembered.
@@ -394,13 +394,7 @@ pub(super) fn fingerprint(pem: &str) -> String {
     else {
         return "none".into();
     };
-    let digest = digest::digest(&digest::SHA256, &der);
-    digest
-        .as_ref()
-        .iter()
-        .take(8)
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+    hex(&digest::digest(&digest::SHA256, &der).as_ref()[..8])
 }
 
 pub(super) fn date(seconds: u64) -> String {

@@ -14,6 +14,7 @@ use tokio::time::{Instant, timeout};
 
 use super::counts::Counts;
 use super::token::{Audience, Bound, Caller, MAX_TOKEN_BYTES, TokenError, account_of};
+use crate::admin::Peer;
 use crate::identity::BoxFuture;
 
 /// How long a good token is taken for good: a node that starts asks for hundreds of certificates with one token. Whether
@@ -76,7 +77,7 @@ pub(super) struct Reviewer {
     turns: Semaphore,
     remembered: Mutex<HashMap<TokenHash, Slot>>,
     /// Turns of each address that has reviews under way.
-    of_peers: Mutex<HashMap<IpAddr, Arc<Semaphore>>>,
+    of_peers: Mutex<HashMap<Peer, Arc<Semaphore>>>,
 }
 
 impl Reviewer {
@@ -152,7 +153,7 @@ impl Reviewer {
         if of_peers.len() >= MAX_PEERS {
             of_peers.retain(|_, turns| Arc::strong_count(turns) > 1);
         }
-        let turns = of_peers.entry(peer.unwrap_or(IpAddr::from([0; 4])));
+        let turns = of_peers.entry(Peer::at(peer.unwrap_or(IpAddr::from([0; 4]))));
         turns
             .or_insert_with(|| Arc::new(Semaphore::new(MAX_REVIEWS_OF_PEER)))
             .clone()

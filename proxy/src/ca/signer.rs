@@ -13,7 +13,7 @@ use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 use zeroize::{Zeroize, Zeroizing};
 
 use super::authority::AuthorityError;
-use crate::identity::TrustDomain;
+use crate::identity::{TrustDomain, hex};
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 const ROOT_LIFETIME: Duration = DAY.saturating_mul(3650);
@@ -118,7 +118,7 @@ impl Signer {
     ) -> Result<(rcgen::Certificate, String, SystemTime), AuthorityError> {
         let mut params = CertificateParams::default();
         let serial = serial();
-        let serial_text = serial.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+        let serial_text = hex(serial.as_ref());
         let not_after = (now + ttl).min(self.not_after);
         params.distinguished_name = DistinguishedName::new();
         params.subject_alt_names = names;
@@ -149,10 +149,7 @@ pub(super) fn make_root(trust_domain: &TrustDomain, now: SystemTime) -> Result<Z
 fn authority_params(role: &str, trust_domain: &TrustDomain, pair: &KeyPair, depth: u8) -> CertificateParams {
     let mut params = CertificateParams::default();
     // Path building goes by names: two generations of a role must not share one.
-    let tag: String = pair.public_key_raw()[1..5]
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
+    let tag = hex(&pair.public_key_raw()[1..5]);
     params.distinguished_name = DistinguishedName::new();
     params
         .distinguished_name

@@ -1,5 +1,7 @@
 //! The roots in the form in which SPIFFE's bundle endpoints serve them: a set of JSON Web Keys.
 
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde_json::{Value, json};
 use x509_parser::public_key::PublicKey;
 
@@ -53,15 +55,7 @@ fn key(certificate: &x509_parser::prelude::X509Certificate<'_>) -> Option<Value>
 
 /// RFC 4648, section 5, without padding.
 fn base64url(bytes: &[u8]) -> String {
-    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
-    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for chunk in bytes.chunks(3) {
-        let word = chunk.iter().fold(0_u32, |word, byte| word << 8 | u32::from(*byte)) << (8 * (3 - chunk.len()));
-        for place in 0..=chunk.len() {
-            text.push(char::from(ALPHABET[(word >> (18 - 6 * place) & 63) as usize]));
-        }
-    }
-    text
+    URL_SAFE_NO_PAD.encode(bytes)
 }
 
 #[cfg(test)]

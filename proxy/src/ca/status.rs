@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
+use std::io::Write as _;
+use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -18,6 +18,7 @@ use super::leader::Leadership;
 use super::rotation::Watched;
 use super::signer;
 use super::spiffe_bundle::bundle;
+use crate::admin;
 
 const DEADLINE: Duration = Duration::from_secs(5);
 
@@ -143,17 +144,10 @@ pub fn run_status(args: &StatusArgs) -> anyhow::Result<()> {
 }
 
 fn ask(address: SocketAddr) -> anyhow::Result<String> {
-    let mut stream = TcpStream::connect_timeout(&address, DEADLINE)?;
-    stream.set_read_timeout(Some(DEADLINE))?;
-    stream.set_write_timeout(Some(DEADLINE))?;
-    stream.write_all(b"GET /status HTTP/1.0\r\nHost: adit-ca\r\n\r\n")?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
-    if head.split(' ').nth(1) != Some("200") {
-        bail!("{}", body.lines().next().unwrap_or("no answer"));
+    match admin::ask(address, "/status", DEADLINE)? {
+        (200, body) => Ok(body),
+        (_, body) => bail!("{}", body.lines().next().unwrap_or("no answer")),
     }
-    Ok(body.to_owned())
 }
 
 impl Status {

@@ -1,26 +1,19 @@
 //! Asking the agent of this node, by its admin page.
 
-use std::io::{self, Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
+use std::io;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
+
+use crate::admin;
 
 /// How long the agent may take to answer.
 const DEADLINE: Duration = Duration::from_secs(3);
 
 /// The status and the body of a page. Blocks for a few seconds at most.
 pub(super) fn get(address: SocketAddr, path: &str) -> io::Result<(u16, String)> {
-    let mut stream = TcpStream::connect_timeout(&address, DEADLINE)?;
-    stream.set_read_timeout(Some(DEADLINE))?;
-    stream.set_write_timeout(Some(DEADLINE))?;
-    stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes())?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
-    let code = head.split(' ').nth(1).and_then(|code| code.parse().ok());
-    let code = code.ok_or_else(|| io::Error::other("the answer is no HTTP"))?;
-    Ok((code, body.to_owned()))
+    admin::ask(address, path, DEADLINE)
 }
 
 /// A section of the agent's state.

@@ -7,12 +7,11 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use http::StatusCode;
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
-use tokio::time::sleep;
 
 use super::accept::Drain;
 use super::outbound::{connect_app, permit};
@@ -26,9 +25,6 @@ use crate::mesh::{Mesh, Workload};
 use crate::node::LocalPod;
 use crate::policy;
 use crate::relay::{AppStream, TunnelReader, TunnelWriter, relay};
-
-/// How long a tunnel's streams may take to be cut before it is closed.
-const CUT_GRACE: Duration = Duration::from_secs(1);
 
 /// A listener is bound to a loopback address, at which nothing is ever steered to it.
 const LISTENER_DIALLED: &str = "the listener itself was dialled";
@@ -58,7 +54,7 @@ pub(super) async fn serve_tunnel(
         Err((mut track, refusal)) => return track.end(refusal),
     };
     let peer = Arc::clone(tunnel.chain());
-    let given_up = Cell::new(false);
+    let closed = Cell::new(false);
     let streams = RefCell::new(JoinSet::new());
     let mut served = pin!(tunnel.serve(&worker.hbone, drain.begun(), |incoming| {
         // A peer may reset streams, and so get places for more, faster than what was begun for them ends.
@@ -66,7 +62,7 @@ pub(super) async fn serve_tunnel(
             incoming.refuse(StatusCode::SERVICE_UNAVAILABLE);
             return;
         }
-        if given_up.get() {
+        if closed.get() {
             incoming.refuse(StatusCode::UNAUTHORIZED);
             return;
         }
@@ -81,15 +77,7 @@ pub(super) async fn serve_tunnel(
         served.as_mut().poll(cx)
     });
     // Its streams are cut by the worker, each with the reason in its record; the tunnel goes when they have.
-    let end = async {
-        let reason = peer.given_up().await;
-        given_up.set(true);
-        let begun = Instant::now();
-        while !streams.borrow().is_empty() && begun.elapsed() < CUT_GRACE {
-            sleep(CUT_GRACE / 20).await;
-        }
-        reason
-    };
+    let end = hbone::given_up(&peer, &closed, || streams.borrow().is_empty());
     let cut = tokio::select! {
         served = serve => {
             if let Err(error) = served {

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Instant, SystemTime};
 
 use bytes::Bytes;
 use h2::client::SendRequest;
@@ -15,11 +15,9 @@ use tokio::net::TcpStream;
 use tokio::task::spawn_local;
 use tokio::time::{sleep, timeout};
 
+use super::cut::given_up;
 use super::{HboneError, HboneSettings, Stream, forwarded_for, tls};
 use crate::identity::{Certificate, PeerChain, Role, SpiffeId};
-
-/// How long streams may take to be cut before their tunnel is closed.
-const CUT_GRACE: Duration = Duration::from_secs(1);
 
 /// One connection to a peer's proxy, for streams of one identity to one workload. Belongs to one worker.
 pub struct Tunnel {
@@ -72,20 +70,6 @@ impl Drop for StreamPlace {
     }
 }
 
-impl TunnelUse {
-    /// Ready once the peer's identity is proven no more and the streams, which whoever relays them is to cut, have had
-    /// a moment to end.
-    async fn given_up(&self) -> Arc<str> {
-        let reason = self.peer.given_up().await;
-        self.closed.set(true);
-        let begun = Instant::now();
-        while self.streams.get() > 0 && begun.elapsed() < CUT_GRACE {
-            sleep(CUT_GRACE / 20).await;
-        }
-        reason
-    }
-}
-
 impl Tunnel {
     /// Shakes hands over a fresh connection: TLS, then HTTP/2. Must run on a worker's `LocalSet`, which then drives
     /// the tunnel. Its client shows `certificate`, its server must be `destination`. Cancelling closes the connection.
@@ -134,7 +118,7 @@ impl Tunnel {
         let ping = connection.ping_pong();
         let weak = Rc::downgrade(&tunnel);
         spawn_local(async move {
-            let given_up = use_.given_up();
+            let given_up = given_up(&use_.peer, &use_.closed, || use_.streams.get() == 0);
             let mut connection = pin!(connection);
             let alive = keep_alive(ping, &settings);
             let retire = async {

@@ -2,6 +2,7 @@
 
 mod authority;
 mod client;
+mod cut;
 mod error;
 mod forwarded;
 mod pool;
@@ -11,6 +12,7 @@ mod tls;
 
 pub use authority::{Authority, AuthorityError};
 pub use client::Tunnel;
+pub use cut::given_up;
 pub use error::HboneError;
 pub use forwarded::{forwarded_for, parse_forwarded};
 pub use pool::{Dial, Pool, PoolKey};

@@ -257,11 +257,6 @@ pub(super) fn cut(text: &str) -> String {
     text.chars().take(MAX_SAID_CHARS).collect()
 }
 
-/// The identity in an already verified peer's chain, leaf first.
-pub fn peer_identity(chain: &[CertificateDer<'_>]) -> Result<SpiffeId, CertificateError> {
-    identity(&parse(chain.first().ok_or(CertificateError::Empty)?)?)
-}
-
 /// Refuses a peer's chain that is too long or large to be worth verifying.
 pub(super) fn check_bounds(leaf: &CertificateDer<'_>, rest: &[CertificateDer<'_>]) -> Result<(), CertificateError> {
     if rest.len() >= MAX_CHAIN_CERTS {
@@ -333,7 +328,7 @@ pub(super) fn system_time(seconds: i64) -> SystemTime {
     UNIX_EPOCH + Duration::from_secs(seconds.max(0).unsigned_abs())
 }
 
-pub(super) fn hex(bytes: &[u8]) -> String {
+pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -344,6 +339,10 @@ mod tests {
 
     fn parsed(answer: &[String]) -> Result<(usize, usize), CertificateError> {
         Chain::parse(answer).map(|chain| (chain.presented.len(), chain.roots.len()))
+    }
+
+    fn peer_identity(chain: &[CertificateDer<'_>]) -> Result<SpiffeId, CertificateError> {
+        identity(&parse(chain.first().ok_or(CertificateError::Empty)?)?)
     }
 
     #[test]

@@ -10,11 +10,9 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use super::queue::{Ended, Priority};
+use super::schedule::{apart, refresh_after, retry_after};
 use super::store::Shared;
-use super::{
-    BoxFuture, CallOutcome, Certificate, IdentityState, IdentityStatus, IssueError, Issued, SpiffeId, apart,
-    refresh_after, retry_after,
-};
+use super::{BoxFuture, CallOutcome, Certificate, IdentityState, IdentityStatus, IssueError, Issued, SpiffeId};
 
 /// While a connection waits for the identity, the CA is asked at most this often.
 const DEMAND_INTERVAL: Duration = Duration::from_secs(1);
@@ -166,14 +164,14 @@ async fn keep_fresh(entry: Arc<Entry>, shared: Arc<Shared>) {
         let turn = shared.gate.turn(entry.priority(&shared), tried, entry.demanded()).await;
         let started = Instant::now();
         let result = shared.call(&entry.id).await;
-        let away = result.as_ref().is_err_and(IssueError::is_outage);
-        turn.end(match &result {
+        let ended = match &result {
             Err(error) if error.is_outage() => Ended::Away,
             // It was never asked.
             Err(error) if error.outcome() == CallOutcome::Local => Ended::Abandoned,
             _ => Ended::Answered,
-        });
-        tried = away.then(Instant::now);
+        };
+        turn.end(ended);
+        tried = (ended == Ended::Away).then(Instant::now);
         let (result, changed) = match result {
             Ok(Issued { certificate, changed }) => (Ok(certificate), changed),
             Err(error) => (Err(error), Box::pin(std::future::pending()) as BoxFuture<'static, ()>),
@@ -219,11 +217,7 @@ fn settle(entry: &Entry, shared: &Shared, result: Result<Certificate, IssueError
                     "no certificate issued"
                 );
             }
-            let error = Arc::new(error);
-            if error.is_outage() {
-                shared.away.store(Some(error.clone()));
-            }
-            progress.last_error = Some(error);
+            progress.last_error = Some(Arc::new(error));
             Next::Retry(Instant::now() + pause)
         }
     }

@@ -15,7 +15,7 @@ const REFRESH_JITTER: f64 = 0.05;
 
 /// How long from `now` until a certificate is to be refreshed; zero if that is overdue, or if it is not valid yet, as the
 /// clock was set back. `random` is uniform in 0..1.
-pub fn refresh_after(not_before: SystemTime, not_after: SystemTime, now: SystemTime, random: f64) -> Duration {
+pub(super) fn refresh_after(not_before: SystemTime, not_after: SystemTime, now: SystemTime, random: f64) -> Duration {
     if now < not_before {
         return Duration::ZERO;
     }
@@ -27,7 +27,7 @@ pub fn refresh_after(not_before: SystemTime, not_after: SystemTime, now: SystemT
 
 /// How far apart two calls for one identity are at least, however soon a refresh is due: by this node's clock, a
 /// certificate that was just issued may have little time `left`.
-pub fn apart(left: Duration) -> Duration {
+pub(super) fn apart(left: Duration) -> Duration {
     let (shortest, longest) = RENEWAL_PAUSE;
     (left / 4).clamp(shortest, longest)
 }
@@ -35,7 +35,7 @@ pub fn apart(left: Duration) -> Duration {
 /// How long to wait after a failure. `left` is how long the certificate in force is still valid, if there is one: as long
 /// as there is time, once a minute is enough; then, or without one, it is urgent. While the CA is `away`, its own queue
 /// tells when it is tried again, and this only keeps calls apart. `random` is uniform in 0..1.
-pub fn retry_after(failures: u32, away: bool, left: Option<Duration>, random: f64) -> Duration {
+pub(super) fn retry_after(failures: u32, away: bool, left: Option<Duration>, random: f64) -> Duration {
     let random = random.clamp(0.0, 1.0);
     if away {
         return AWAY_PAUSE.mul_f64(1.0 + random);
@@ -48,7 +48,7 @@ pub fn retry_after(failures: u32, away: bool, left: Option<Duration>, random: f6
 
 /// How long to wait after the given number of failures in a row: doubling from 0.5 s to 150 s, less a random
 /// part of up to a half. `random` is uniform in 0..1.
-pub fn backoff(failures: u32, random: f64) -> Duration {
+fn backoff(failures: u32, random: f64) -> Duration {
     let (shortest, longest) = BACKOFF;
     let doubled = shortest
         .saturating_mul(1 << failures.saturating_sub(1).min(16))

@@ -7,7 +7,6 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
-use arc_swap::ArcSwapOption;
 use prometheus_client::metrics::histogram::Histogram;
 use thiserror::Error;
 use tokio::runtime::Handle;
@@ -104,8 +103,6 @@ pub(super) struct Shared {
     pub(super) settings: StoreSettings,
     pub(super) runtime: Handle,
     pub(super) gate: Gate,
-    /// How the CA was found away last.
-    pub(super) away: ArcSwapOption<IssueError>,
     /// Counts the steps of the wall clock.
     pub(super) steps: watch::Sender<u64>,
     clock: AbortHandle,
@@ -148,12 +145,6 @@ impl Shared {
     pub(super) fn now(&self) -> SystemTime {
         (self.settings.now)()
     }
-
-    /// Why the CA is taken to be away, if it is: what holds up those, too, for whom it was not asked yet.
-    fn why_away(&self) -> Option<Arc<IssueError>> {
-        self.gate.away_since()?;
-        self.away.load_full()
-    }
 }
 
 impl CertStore {
@@ -167,7 +158,6 @@ impl CertStore {
             clock: runtime
                 .spawn(watch_clock(settings.clone(), steps.clone()))
                 .abort_handle(),
-            away: ArcSwapOption::empty(),
             steps,
             counters: Counters::default(),
             latency: Histogram::new(LATENCY_BUCKETS),
@@ -223,7 +213,7 @@ impl CertStore {
                 return Err(IdentityError::NotEnrolled(id.clone()));
             }
             if tokio::time::timeout_at(deadline, attempts.changed()).await.is_err() {
-                let reason = entry.last_error().or_else(|| self.shared.why_away());
+                let reason = entry.last_error().or_else(|| self.away().map(|(_, reason)| reason));
                 return Err(IdentityError::Unavailable {
                     id: id.clone(),
                     waited: started.elapsed(),
@@ -258,17 +248,18 @@ impl CertStore {
         StoreStats {
             calls: self.shared.counters.read(),
             in_flight: self.shared.gate.in_flight(),
-            away: self.away(),
+            away: self.away().map(|(since, _)| since.elapsed()),
             identities: self.entries.read().unwrap_or_else(PoisonError::into_inner).len(),
         }
     }
 
-    /// For how long the CA has been away, if anybody is left who has found it so.
-    fn away(&self) -> Option<Duration> {
+    /// Since when the CA is away, and how somebody who is left has found it: that holds up those, too, for whom it was
+    /// not asked yet.
+    fn away(&self) -> Option<(Instant, Arc<IssueError>)> {
         let since = self.shared.gate.away_since()?;
         let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
-        let met = |entry: &Arc<Entry>| entry.last_error().is_some_and(|error| error.is_outage());
-        entries.values().any(met).then(|| since.elapsed())
+        let met = |entry: &Arc<Entry>| entry.last_error().filter(|error| error.is_outage());
+        Some((since, entries.values().find_map(met)?))
     }
 
     /// How long calls to the CA took, in seconds.

@@ -17,15 +17,18 @@ const LOAD: Steady = Steady {
     talker_pause: Duration::from_millis(20),
 };
 
-/// The CA after it has made itself another root, in a folder of its own.
-fn next_ca(bed: &Bed, folder: &Path) -> CaSettings {
+/// Starts the CA. It, after it has made itself another root, in a folder of its own; and the roots of both.
+fn two_roots(bed: &Bed, folder: &Path) -> (CaSettings, String, String) {
     let next = CaSettings {
         dir: folder.join("next-ca"),
         ..bed.ca_settings().clone()
     };
     bed.start_ca_with(&next).unwrap();
     bed.kill_ca();
-    next
+    bed.start_ca().unwrap();
+    bed.introduce_ca().unwrap();
+    let [old, new] = [bed.ca_settings().root(), next.root()].map(|root| fs::read_to_string(root).unwrap());
+    (next, old, new)
 }
 
 fn replace(file: &Path, text: &str) {
@@ -56,12 +59,7 @@ fn a_root_is_rotated_under_traffic_without_a_failed_connection() {
         .node_argument(&format!("--trust-bundle={}", bundle.display()))
         .build()
         .unwrap();
-    let next = next_ca(&bed, folder.path());
-    bed.start_ca().unwrap();
-    bed.introduce_ca().unwrap();
-    let (old, new) = [bed.ca_settings().root(), next.root()]
-        .map(|root| fs::read_to_string(root).unwrap())
-        .into();
+    let (next, old, new) = two_roots(&bed, folder.path());
     fs::write(&bundle, &old).unwrap();
     bed.nodes().iter().for_each(|node| node.launch().unwrap());
     bed.nodes().iter().for_each(|node| node.wait_ready(LONG).unwrap());
@@ -110,12 +108,7 @@ fn a_compromised_root_is_removed_at_once_and_what_rests_on_it_ends() {
         .node_argument(&format!("--distrust={}", distrusted.display()))
         .build()
         .unwrap();
-    let next = next_ca(&bed, folder.path());
-    bed.start_ca().unwrap();
-    bed.introduce_ca().unwrap();
-    let (old, new) = [bed.ca_settings().root(), next.root()]
-        .map(|root| fs::read_to_string(root).unwrap())
-        .into();
+    let (next, old, new) = two_roots(&bed, folder.path());
     fs::write(&bundle, &new).unwrap();
     bed.nodes().iter().for_each(|node| node.launch().unwrap());
     bed.nodes().iter().for_each(|node| node.wait_ready(LONG).unwrap());

@@ -33,8 +33,10 @@ impl Known {
 }
 
 impl Learnt {
-    /// An answer has come, with a certificate of this lifetime. Its roots are trusted from now on.
-    pub(super) fn take_in(&mut self, answer: &[Root], lifetime: Duration, now: SystemTime) {
+    /// An answer has come, with a certificate of this lifetime. Its roots are trusted from now on. Says whether one of
+    /// them is new.
+    pub(super) fn take_in(&mut self, answer: &[Root], lifetime: Duration, now: SystemTime) -> bool {
+        let mut news = false;
         let named = |root: &Root| answer.iter().any(|other| other.fingerprint == root.fingerprint);
         for known in &mut self.known {
             if named(&known.root) {
@@ -50,6 +52,7 @@ impl Learnt {
                 .iter()
                 .any(|known| known.root.fingerprint == root.fingerprint)
             {
+                news = true;
                 self.known.push(Known {
                     root: Arc::new(root.clone()),
                     longest: lifetime,
@@ -65,6 +68,7 @@ impl Learnt {
             });
             self.known.remove(first.unwrap_or(0));
         }
+        news
     }
 
     /// Lets go of those under which nothing can be valid any more, and gives them.

@@ -136,8 +136,9 @@ impl Trust {
     /// Takes in the roots that an answer of the CA's names, which came with a certificate of this lifetime.
     pub(in crate::identity) fn learn(&self, roots: &[Root], lifetime: Duration) {
         let mut state = lock(&self.0.state);
-        state.learnt.take_in(roots, lifetime, self.now());
-        self.publish(&mut state, false);
+        if state.learnt.take_in(roots, lifetime, self.now()) {
+            self.publish(&mut state, false);
+        }
     }
 
     /// What is trusted now.

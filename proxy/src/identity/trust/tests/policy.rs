@@ -35,6 +35,10 @@ fn odd_ones() -> Vec<Odd> {
     let ca = TestCa::new();
     let hour = Duration::from_secs(3600);
     let now = SystemTime::now();
+    let expired = |params: &mut CertificateParams| {
+        params.not_before = (now - 2 * hour).into();
+        params.not_after = (now - hour).into();
+    };
     let mut odd = Vec::new();
     let mut leaf = |what, change: &dyn Fn(&mut CertificateParams), reason, told| {
         let (leaf, key) = ca.odd_leaf(&cart, change);
@@ -76,15 +80,7 @@ fn odd_ones() -> Vec<Odd> {
         "extended key usage does not allow TLS in this role",
         "",
     );
-    leaf(
-        "expired",
-        &|params| {
-            params.not_before = (now - 2 * hour).into();
-            params.not_after = (now - hour).into();
-        },
-        "has expired",
-        CLOCK,
-    );
+    leaf("expired", &expired, "has expired", CLOCK);
     leaf(
         "not yet valid",
         &|params| params.not_before = (now + hour / 2).into(),
@@ -111,10 +107,7 @@ fn odd_ones() -> Vec<Odd> {
     };
     with_intermediate(
         "an expired intermediate",
-        &|params| {
-            params.not_before = (now - 2 * hour).into();
-            params.not_after = (now - hour).into();
-        },
+        &expired,
         "or one of its issuers has expired",
         CLOCK,
     );
