@@ -36,9 +36,10 @@ enum Below {
 #[derive(Debug, Clone, Args)]
 struct Rotate {
     #[command(flatten)]
-    rotate: ca::RotateArgs,
-    #[command(flatten)]
     source: SourceArgs,
+    // The last, because what a command is about is what the last of its parts says.
+    #[command(flatten)]
+    rotate: ca::RotateArgs,
 }
 
 impl CaCommand {

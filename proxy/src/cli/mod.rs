@@ -192,7 +192,7 @@ enum Command {
     /// Run the proxy of this node
     #[command(long_about = args::LONG_ABOUT, after_long_help = args::EXAMPLES)]
     Node(Box<NodeArgs>),
-    /// Run the embedded certificate authority, or make a node's token
+    /// Run the embedded certificate authority, change its keys, ask how it is, or make a node's token
     Ca(Box<CaCommand>),
     /// Ask the proxy of this container whether it is ready; fails where it is not
     Probe(ProbeArgs),
@@ -345,6 +345,29 @@ mod tests {
     }
 
     /// The documentation names every flag of every command, and no flag that does not exist.
+    #[test]
+    fn each_command_says_what_it_does() {
+        let mut commands = vec![command()];
+        let mut abouts = Vec::new();
+        while let Some(command) = commands.pop() {
+            abouts.push(command.get_about().map(ToString::to_string).unwrap_or_default());
+            commands.extend(command.get_subcommands().cloned());
+        }
+        // Not what a part of its flags is.
+        assert!(
+            abouts
+                .iter()
+                .all(|about| !about.is_empty() && !about.starts_with("The flags")),
+            "{abouts:?}"
+        );
+        assert!(
+            abouts
+                .iter()
+                .any(|about| about.starts_with("Change the authority's keys")),
+            "{abouts:?}"
+        );
+    }
+
     #[test]
     fn the_documentation_names_every_flag() {
         const DOC: &str = include_str!("../../../docs/configuration.md");

@@ -236,8 +236,12 @@ fn now() -> f64 {
 }
 
 #[test]
-fn new_connections_see_a_change_of_policy_within_a_second() {
-    let stage = Stage::new("prompt");
+fn new_connections_see_a_change_of_policy_at_once_and_those_before_it_do_not() {
+    /// How long each policy is held, and how long at most it may take to be seen: far above what it takes, which is
+    /// printed, because the machine runs other tests meanwhile.
+    const HELD: Duration = Duration::from_secs(4);
+    const LIMIT: Duration = Duration::from_secs(3);
+    let (stage, limit) = (Stage::new("prompt"), LIMIT.as_secs_f64());
     let pairs = [
         ("web", "near", 1),
         ("web", "far", 2),
@@ -252,7 +256,7 @@ fn new_connections_see_a_change_of_policy_within_a_second() {
         }
     };
     let begin = |(from, to, _): (&str, &str, u8)| {
-        let more = ["--interval", "10", "--seconds", "12", "--timeout", "1000"];
+        let more = ["--interval", "10", "--seconds", "22", "--timeout", "1000"];
         let to = address(stage.cluster, &stage.shop, to);
         Calling::start(stage.cluster, of(from), from, &to, &more).unwrap()
     };
@@ -264,11 +268,11 @@ fn new_connections_see_a_change_of_policy_within_a_second() {
         let applying = now();
         stage.policy("nobody", &stage.shop, &json!({}));
         let applied = now();
-        sleep(Duration::from_millis(1_800));
+        sleep(HELD);
         let removing = now();
         stage.remove(&["authorizationpolicy", "nobody"]);
         let removed = now();
-        sleep(Duration::from_millis(1_800));
+        sleep(HELD);
         changes.push((applying, applied, removing, removed));
     }
     for calling in calling {
@@ -284,7 +288,7 @@ fn new_connections_see_a_change_of_policy_within_a_second() {
             from_there.map(seconds_of).collect()
         };
         await_that("the last calls in the log", || {
-            answered().iter().any(|at| *at > changes[1].3 + 1.0)
+            answered().iter().any(|at| *at > changes[1].3 + limit)
         });
         let answered = answered();
         for (applying, applied, removing, removed) in &changes {
@@ -298,12 +302,12 @@ fn new_connections_see_a_change_of_policy_within_a_second() {
                 first - removing
             );
             assert!(
-                last < applied + 1.0,
+                last < applied + limit,
                 "{from} to {to}: answered {:.3} s after it was denied",
                 last - applied
             );
             assert!(
-                first < removed + 1.0,
+                first < removed + limit,
                 "{from} to {to}: {:.3} s after it was allowed",
                 first - removed
             );

@@ -24,6 +24,9 @@ pub(crate) const BEHAVIOUR: &str = "behaviour";
 /// their deadlines a lottery.
 const INTEGRATION_THREADS: &str = "2";
 
+/// The program that compares what is on the whole machine before and after: nothing else may run beside it.
+const ALONE: &str = "residue";
+
 /// What to test.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct Selection {
@@ -80,10 +83,20 @@ pub(crate) fn run_after(context: &Context, selection: &Selection, before: impl F
     if selection.names.is_empty() && !selection.fast {
         totals += documentation(context)?;
     }
-    let (on_cluster, others): (Vec<_>, Vec<_>) = programs
-        .iter()
-        .filter(|program| program.is_integration)
-        .partition(|program| cluster::is_cluster(program));
+    let on_nodes = |program: &Program| {
+        let mut command = program.command(context, &selection.names);
+        command.args(["--test-threads", INTEGRATION_THREADS]);
+        command
+            .env("ADIT_BIN", context.release("adit"))
+            .env("ADIT_ENVOY", &prepared.envoy);
+        programs::run(&program.name, &mut command)
+    };
+    let integration = programs.iter().filter(|program| program.is_integration);
+    let (alone, others): (Vec<_>, Vec<_>) = integration.partition(|program| program.name == ALONE);
+    for program in alone {
+        totals += on_nodes(program)?;
+    }
+    let (on_cluster, others): (Vec<_>, Vec<_>) = others.into_iter().partition(|program| cluster::is_cluster(program));
     // The cluster waits most of the time, and neither sees the other.
     totals += thread::scope(|scope| {
         let cluster = scope.spawn(|| -> Result<Totals> {
@@ -103,12 +116,7 @@ pub(crate) fn run_after(context: &Context, selection: &Selection, before: impl F
         });
         let mut totals = Totals::default();
         for program in others {
-            let mut command = program.command(context, &selection.names);
-            command.args(["--test-threads", INTEGRATION_THREADS]);
-            command
-                .env("ADIT_BIN", context.release("adit"))
-                .env("ADIT_ENVOY", &prepared.envoy);
-            totals += programs::run(&program.name, &mut command)?;
+            totals += on_nodes(program)?;
         }
         if let Some(names) = vm_names {
             totals += vm::run_on(context, &prepared.kernels, &behaviour(&programs)?.executable, &names)?;
