@@ -3,12 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::certificates::v1beta1::{ClusterTrustBundle, ClusterTrustBundleSpec};
-use kube::api::{ObjectMeta, PostParams};
+use kube::api::{ApiResource, DynamicObject, GroupVersionKind, PostParams};
 use kube::{Api, Client};
+use serde_json::json;
 use tokio::sync::watch;
 
 use super::cluster::{ClusterError, api_error, is_conflict};
+
+/// The versions of the kind, the latest first: that which Kubernetes 1.37 has by default, and that which 1.33 has on demand.
+const VERSIONS: [&str; 2] = ["v1", "v1beta1"];
 
 /// How often it is looked whether somebody has changed it.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
@@ -17,7 +20,7 @@ const RETRY: Duration = Duration::from_secs(30);
 
 /// A ClusterTrustBundle with the roots.
 pub(super) struct TrustBundle {
-    api: Api<ClusterTrustBundle>,
+    client: Client,
     name: String,
     roots: watch::Receiver<Arc<str>>,
 }
@@ -25,7 +28,7 @@ pub(super) struct TrustBundle {
 impl TrustBundle {
     pub(super) fn new(client: Client, name: &str, roots: watch::Receiver<Arc<str>>) -> Self {
         Self {
-            api: Api::all(client),
+            client,
             name: name.into(),
             roots,
         }
@@ -59,37 +62,41 @@ impl TrustBundle {
 
     async fn publish(&self, pem: &str) -> Result<(), ClusterError> {
         let place = format!("the ClusterTrustBundle {}", self.name);
-        let found = self.api.get_opt(&self.name).await.map_err(api_error("read", &place))?;
-        let parameters = PostParams::default();
-        let written = match found {
-            Some(found) if found.spec.trust_bundle == pem => return Ok(()),
-            Some(mut found) => {
-                found.spec.trust_bundle = pem.into();
-                self.api.replace(&self.name, &parameters, &found).await
+        let mut result = Ok(());
+        for version in VERSIONS {
+            result = self.publish_as(version, pem).await;
+            // Even an object that is to be made is not found where the kind is not.
+            let unknown = |error: &kube::Error| matches!(error, kube::Error::Api(status) if status.code == 404);
+            if !result.as_ref().is_err_and(unknown) {
+                break;
             }
-            None => {
-                let new = ClusterTrustBundle {
-                    metadata: ObjectMeta {
-                        name: Some(self.name.clone()),
-                        ..ObjectMeta::default()
-                    },
-                    spec: ClusterTrustBundleSpec {
-                        signer_name: signer_of(&self.name),
-                        trust_bundle: pem.into(),
-                    },
-                };
-                self.api.create(&parameters, &new).await
-            }
-        };
-        match written {
-            Ok(_) => {
-                tracing::info!("wrote {place} with the roots");
-                Ok(())
-            }
+        }
+        match result {
             // Another replica was faster: it is looked at again.
             Err(error) if is_conflict(&error) => Ok(()),
-            Err(error) => Err(api_error("write", &place)(error)),
+            result => result.map_err(api_error("publish", &place)),
         }
+    }
+
+    async fn publish_as(&self, version: &str, pem: &str) -> Result<(), kube::Error> {
+        let kind = GroupVersionKind::gvk("certificates.k8s.io", version, "ClusterTrustBundle");
+        let kind = ApiResource::from_gvk_with_plural(&kind, "clustertrustbundles");
+        let api = Api::<DynamicObject>::all_with(self.client.clone(), &kind);
+        let parameters = PostParams::default();
+        match api.get_opt(&self.name).await? {
+            Some(found) if found.data["spec"]["trustBundle"] == pem => return Ok(()),
+            Some(mut found) => {
+                found.data["spec"]["trustBundle"] = pem.into();
+                api.replace(&self.name, &parameters, &found).await?;
+            }
+            None => {
+                let spec = json!({"signerName": signer_of(&self.name), "trustBundle": pem});
+                let new = DynamicObject::new(&self.name, &kind).data(json!({"spec": spec}));
+                api.create(&parameters, &new).await?;
+            }
+        }
+        tracing::info!("wrote the ClusterTrustBundle {} ({version}) with the roots", self.name);
+        Ok(())
     }
 }
 
@@ -112,7 +119,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_roots_are_published_and_follow_a_change() {
-        const PATH: &str = "/apis/certificates.k8s.io/v1beta1/clustertrustbundles/mesh.adit:ca:roots";
+        const PATH: &str = "/apis/certificates.k8s.io/v1/clustertrustbundles/mesh.adit:ca:roots";
         let api = FakeApi::default();
         let roots = watch::Sender::new(Arc::<str>::from("one"));
         let bundle = TrustBundle::new(api.way().await.client, "mesh.adit:ca:roots", roots.subscribe());

@@ -39,6 +39,7 @@ mod probes;
 mod refusal;
 mod reload;
 mod reset;
+mod revocation;
 mod secrecy;
 mod server_first;
 mod services;

@@ -179,6 +179,9 @@ fn replicas_make_one_root_and_keep_it_published() {
         .unwrap();
     await_that("the changed root to be put right", || root() == published);
     assert_eq!(cluster.get(ROOT).unwrap()["data"]["more"], "kept");
+    let bundle = cluster.get(["clustertrustbundle", "mesh.adit:ca:roots"]).unwrap();
+    assert_eq!(bundle["spec"]["trustBundle"], *published);
+    assert_eq!(bundle["spec"]["signerName"], "mesh.adit/ca");
     cluster.kubectl(["delete", ROOT[0], ROOT[1], ROOT[2], ROOT[3]]).unwrap();
     await_that("the deleted root to be there again", || root() == published);
 

@@ -83,6 +83,9 @@ fn each_part_may_do_what_it_must_and_nothing_more() {
         "patch authorizationpolicies.security.istio.io/status",
         "patch peerauthentications.security.istio.io/status",
         "create,patch events.events.k8s.io",
+        "create clustertrustbundles.certificates.k8s.io",
+        "get,update clustertrustbundles.certificates.k8s.io/mesh.adit:ca:roots",
+        "attest signers.certificates.k8s.io/mesh.adit/ca",
     ];
     let at_home = [
         "create secrets",

@@ -21,13 +21,13 @@ pub(crate) fn is_long() -> bool {
     std::env::var_os("ADIT_LONG").is_some()
 }
 
-/// The cluster with Adit on it.
+/// The cluster with Adit on it, which publishes its roots in every way.
 pub(crate) fn meshed() -> &'static Cluster {
     let cluster = shared();
     static INSTALLING: Mutex<()> = Mutex::new(());
     let _alone = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
     if cluster.helm(["status", "adit", "--namespace", SYSTEM]).is_err() {
-        cluster.install_adit(&[]).unwrap();
+        cluster.install_adit(&["ca.clusterTrustBundle=true"]).unwrap();
     }
     cluster
 }
