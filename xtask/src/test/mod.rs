@@ -14,6 +14,7 @@ use crate::{
     context::{Context, say, step},
     packages,
     process::cargo,
+    spire::{self, SPIRE},
     test::{programs::Program, totals::Totals},
     vm,
 };
@@ -41,6 +42,8 @@ pub(crate) struct Selection {
 /// What the tests need besides themselves.
 struct Prepared {
     envoy: PathBuf,
+    /// The folder of SPIRE's programs, none if they are on `PATH`; or why the tests with them are left out.
+    spire: Result<Option<PathBuf>, String>,
     cluster: Cluster,
     kernels: Vec<vm::Kernel>,
 }
@@ -90,6 +93,14 @@ pub(crate) fn run_after(context: &Context, selection: &Selection, before: impl F
         command
             .env("ADIT_BIN", context.release("adit"))
             .env("ADIT_ENVOY", &prepared.envoy);
+        match &prepared.spire {
+            Ok(folder) => SPIRE.tell(&mut command, folder.as_deref()),
+            Err(why) if program.name == BEHAVIOUR => {
+                say(&format!("    the tests with SPIRE are left out: {why}"));
+                command.args(["--skip", "spire::"]);
+            }
+            Err(_) => {}
+        }
         programs::run(&program.name, &mut command)
     };
     let integration = programs.iter().filter(|program| program.is_integration);
@@ -157,8 +168,10 @@ fn prepare(context: &Context, selection: &Selection, with_kernels: bool) -> Resu
         Vec::new()
     };
     let cluster = prepare_cluster(context, selection)?;
+    let spire = prepare_spire(context, selection)?;
     Ok(Prepared {
         envoy,
+        spire,
         cluster,
         kernels,
     })
@@ -174,6 +187,17 @@ fn prepare_cluster(context: &Context, selection: &Selection) -> Result<Cluster> 
     match KUBERNETES.obstacle(context)? {
         Some(why) if !cluster::is_ci() => Ok(Cluster::Impossible(why)),
         _ => cluster::prepare(context).map(Cluster::Ready),
+    }
+}
+
+/// The same for the tests with SPIRE.
+fn prepare_spire(context: &Context, selection: &Selection) -> Result<Result<Option<PathBuf>, String>> {
+    if !selection.names.is_empty() && !SPIRE.are_at_hand(context)? {
+        return Ok(Err("SPIRE is not built yet; `cargo xtask spire` does that".to_owned()));
+    }
+    match SPIRE.obstacle(context)? {
+        Some(why) if !cluster::is_ci() => Ok(Err(why)),
+        _ => spire::prepare(context).map(Ok),
     }
 }
 
