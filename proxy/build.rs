@@ -7,9 +7,11 @@ use std::process;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=proto");
-    let files = protox::compile(["proto/citadel.proto"], ["proto"])?;
+    let files = protox::compile(["proto/citadel.proto", "proto/spire.proto"], ["proto"])?;
     tonic_prost_build::configure()
         .emit_rerun_if_changed(false)
+        // It holds a private key.
+        .skip_debug([".spire.api.agent.delegatedidentity.v1.X509SVIDWithKey"])
         .compile_fds(files)?;
     embed_kernel_programs();
     Ok(())

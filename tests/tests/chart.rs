@@ -120,6 +120,16 @@ fn values_become_settings() {
             &["--ca-address=https://adit-ca.adit-system.svc:15012"],
         ),
         (
+            &["ca.enabled=false", "spire.socketFolder=/run/spire/adit"],
+            "DaemonSet",
+            "adit-node",
+            &["--spire-socket=/run/adit-spire/admin.sock"],
+            &[
+                "--ca-root=/var/run/secrets/adit-ca-root/root-cert.pem",
+                "--ca-token=/var/run/secrets/tokens/adit-ca",
+            ],
+        ),
+        (
             &["trust.caBundle=true"],
             "DaemonSet",
             "adit-node",
@@ -312,6 +322,8 @@ fn values_that_mean_nothing_are_refused() {
         ("awaitSuccessorSeconds=21", "awaitSuccessorSeconds"),
         ("ca.replicas=0", "replicas"),
         ("ca.enabled=false", "externalCA.address"),
+        ("spire.socketFolder=/run/spire", "ca.enabled=false"),
+        ("spire.socketFolder=run/spire", "spire"),
         ("metrics.port=0", "port"),
         ("clusterRanges={10.0.0.1}", "clusterRanges"),
         ("policies.installDefinitions=never", "installDefinitions"),
@@ -357,6 +369,26 @@ fn agents_reserve_no_port_of_the_node() {
     let pod = &agent["spec"]["template"]["spec"];
     assert_eq!(pod["hostNetwork"], true);
     assert!(pod["containers"][0]["ports"].is_null());
+}
+
+/// The folder of the SPIRE agent's socket is mounted, so that one that is started anew is seen, and what an authority needs
+/// is not.
+#[test]
+fn agents_have_the_folder_of_spires_socket_and_no_token() {
+    let documents = render(&["ca.enabled=false", "spire.socketFolder=/run/spire/adit"]).unwrap();
+    let agent = find(&documents, "DaemonSet", "adit-node").unwrap();
+    let pod = &agent["spec"]["template"]["spec"];
+    let named = |list: &Value, name: &str| list.as_array().unwrap().iter().find(|one| one["name"] == name).cloned();
+    let volume = named(&pod["volumes"], "spire").unwrap();
+    assert_eq!(volume["hostPath"]["path"], "/run/spire/adit");
+    let mounts = &pod["containers"][0]["volumeMounts"];
+    assert_eq!(
+        named(mounts, "spire").unwrap(),
+        json!({ "name": "spire", "mountPath": "/run/adit-spire", "readOnly": true })
+    );
+    for name in ["ca-root", "ca-token"] {
+        assert_eq!((named(&pod["volumes"], name), named(mounts, name)), (None, None));
+    }
 }
 
 /// Only what is run on uninstalling is a hook, and all of it is taken away afterwards.

@@ -6,10 +6,12 @@ mod build;
 mod ci;
 mod cluster;
 mod context;
+mod go;
 mod image;
 mod lint;
 mod packages;
 mod process;
+mod spire;
 mod test;
 mod vm;
 
@@ -44,6 +46,8 @@ enum Task {
     Vm(vm::Selection),
     /// A Kubernetes cluster of two nodes on this machine: bring it up, use it, test on it
     Cluster(cluster::Arguments),
+    /// Find or build the SPIRE server and agent that tests run against
+    Spire,
     /// Run lint and all tests
     Ci,
     /// Show the main job on two nodes: arguments go to the demo (`--keep`, `--json FILE`)
@@ -77,6 +81,7 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Test(selection) => return Ok(test::report(test::run(&context, &selection)?)),
         Task::Vm(selection) => return Ok(test::report(vm::run(&context, &selection)?)),
         Task::Cluster(arguments) => return cluster::run_task(&context, &arguments),
+        Task::Spire => spire::run_task(&context)?,
         Task::Ci => return Ok(test::report(ci::run(&context))),
         Task::Demo(arguments) => return apps::run(&context, "adit-demo", &arguments),
         Task::Bench(arguments) => return apps::run(&context, "adit-bench", &arguments),

@@ -72,10 +72,11 @@ pub struct LogArgs {
 }
 
 /// With one of these there is no authority.
-const WITHOUT_CA: [&str; 2] = ["uninstall", "certificate_folder"];
-const UNUSED_WITHOUT_CA: [(&str, ArgPredicate, &str); 2] = [
+const WITHOUT_CA: [&str; 3] = ["uninstall", "certificate_folder", "spire_socket"];
+const UNUSED_WITHOUT_CA: [(&str, ArgPredicate, &str); 3] = [
     (WITHOUT_CA[0], ArgPredicate::IsPresent, UNUSED),
     (WITHOUT_CA[1], ArgPredicate::IsPresent, UNUSED),
+    (WITHOUT_CA[2], ArgPredicate::IsPresent, UNUSED),
 ];
 
 /// Whether something is done.
@@ -145,6 +146,12 @@ pub struct NodeArgs {
     /// PATH/NAMESPACE/SERVICE-ACCOUNT for each identity
     #[arg(long, value_name = "PATH", env = "ADIT_CERTIFICATE_FOLDER", help_heading = CA_HEADING)]
     pub(super) certificate_folder: Option<PathBuf>,
+
+    /// Take certificates from the SPIRE agent of this node, and from no authority: its admin socket, an absolute path. The
+    /// agent must name this proxy's SPIFFE ID among its authorized_delegates
+    #[arg(long, value_name = "PATH", env = "ADIT_SPIRE_SOCKET", help_heading = CA_HEADING,
+          conflicts_with_all = ["certificate_folder", "ca_address"])]
+    pub(super) spire_socket: Option<String>,
 
     /// The certificate authority, as https://host:port
     #[arg(long, value_name = "URL", env = "ADIT_CA_ADDRESS", help_heading = CA_HEADING,

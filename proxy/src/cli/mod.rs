@@ -42,7 +42,7 @@ pub use leave::LeaveArgs;
 pub use logging::{LogSettings, init_logging};
 pub use probe::{ProbeArgs, ProbeError, probe};
 pub use process::{Hardening, prepare_process};
-pub use settings::{CaClientSettings, NodeSettings, SettingsError};
+pub use settings::{CaClientSettings, CertificateSource, NodeSettings, SettingsError};
 pub use source::{SourceArgs, SourceKind, SourceSettings};
 pub use uninstall::{Uninstall, uninstall};
 pub use values::{BpfLog, LogLevel, PodName, ValueError, parse_bytes, parse_duration};

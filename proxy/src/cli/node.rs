@@ -20,13 +20,15 @@ use super::handover::{Control, Predecessor, Standing, Turn};
 use super::keep::{Keeper, Kept};
 use super::memory;
 use super::process::connections_per_pod;
-use super::settings::NodeSettings;
+use super::settings::{CertificateSource, NodeSettings};
 use super::source::Source;
 use super::values::BpfLog;
 use crate::admin::{AdminState, Readiness, StateSections};
 use crate::dataplane::{Dataplane, DataplaneSettings, DirectConnections, Verdicts, Workers};
 use crate::hbone::HboneSettings;
-use crate::identity::{CaClient, CaSettings, CertStore, CertificateFolder, Issuer, StoreSettings, Trust};
+use crate::identity::{
+    CaClient, CaSettings, CertStore, CertificateFolder, Issuer, SpireAgent, SpireSettings, StoreSettings, Trust,
+};
 use crate::mesh::source::StatusHandle;
 use crate::mesh::source::kubernetes::View;
 use crate::mesh::source::kubernetes::events::{Event, Events, Regarding, Reporter};
@@ -82,10 +84,10 @@ pub async fn run(mut settings: NodeSettings) -> anyhow::Result<()> {
         anyhow::bail!("the list of what is distrusted cannot be used, and without it nobody is trusted: {fault}");
     }
     tokio::spawn(trust.clone().follow());
-    let certs = cert_store(&settings, trust)?;
+    let certs = cert_store(&settings, &mesh, trust)?;
     let telemetry_settings = TelemetrySettings {
         access_log: settings.access_log,
-        cluster_id: settings.ca.cluster_id.clone(),
+        cluster_id: settings.cluster_id.clone(),
         ..TelemetrySettings::default()
     };
     let telemetry = Telemetry::new(telemetry_settings, Arc::new(certs.clone())).context("starting the access log")?;
@@ -448,16 +450,23 @@ impl KubeletKeeper {
     }
 }
 
-fn cert_store(settings: &NodeSettings, trust: Trust) -> anyhow::Result<CertStore> {
-    let ca = &settings.ca;
-    let issuer: Arc<dyn Issuer> = match &settings.certificate_folder {
-        Some(folder) => Arc::new(CertificateFolder::new(folder.clone())),
-        None => Arc::new(CaClient::new(CaSettings {
+fn cert_store(settings: &NodeSettings, mesh: &MeshHandle, trust: Trust) -> anyhow::Result<CertStore> {
+    let issuer: Arc<dyn Issuer> = match &settings.certificates {
+        CertificateSource::Folder(folder) => Arc::new(CertificateFolder::new(folder.clone())),
+        CertificateSource::Spire(socket) => {
+            let spire = SpireSettings {
+                socket: socket.clone(),
+                home: mesh.load().trust_domain().clone(),
+                deadline: SpireSettings::DEADLINE,
+            };
+            Arc::new(SpireAgent::start(&spire, trust.clone())?)
+        }
+        CertificateSource::Authority(ca) => Arc::new(CaClient::new(CaSettings {
             address: ca.address.clone(),
             root: ca.root.clone(),
             server_name: ca.server_name.clone(),
             token: ca.token.clone(),
-            cluster_id: ca.cluster_id.clone(),
+            cluster_id: settings.cluster_id.clone(),
             ttl: ca.certificate_ttl,
             ..CaSettings::default()
         })?),

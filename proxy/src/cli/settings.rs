@@ -59,10 +59,19 @@ pub struct CaClientSettings {
     pub token: PathBuf,
     /// The name that its server certificate must bear, where it is not the address's host.
     pub server_name: Option<String>,
-    /// The cluster's name, sent with each request.
-    pub cluster_id: String,
     /// The lifetime asked for each certificate.
     pub certificate_ttl: Duration,
+}
+
+/// Where certificates are taken from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CertificateSource {
+    /// A certificate authority.
+    Authority(CaClientSettings),
+    /// Files that another system keeps fresh.
+    Folder(PathBuf),
+    /// The SPIRE agent with this admin socket.
+    Spire(String),
 }
 
 /// Everything that `adit node` needs to know.
@@ -86,10 +95,10 @@ pub struct NodeSettings {
     pub bpf_dir: PathBuf,
     /// The folder of the socket by which one process hands over to the next.
     pub run_dir: PathBuf,
-    /// Where certificates are taken from instead of an authority.
-    pub certificate_folder: Option<PathBuf>,
-    /// The certificate authority.
-    pub ca: CaClientSettings,
+    /// Where certificates are taken from.
+    pub certificates: CertificateSource,
+    /// The cluster's name, sent with each request to an authority.
+    pub cluster_id: String,
     /// What peers are verified against.
     pub trust: TrustSettings,
     /// How long a connection waits for a certificate that is not there yet.
@@ -135,9 +144,18 @@ impl TryFrom<NodeArgs> for NodeSettings {
         if !args.admin.ip().is_loopback() {
             return Err(SettingsError::AdminNotLoopback(args.admin));
         }
-        if args.certificate_folder.is_none() && !is_authority(&args.ca_address) {
-            return Err(SettingsError::CaAddress(args.ca_address));
-        }
+        let certificates = match (args.spire_socket, args.certificate_folder) {
+            (Some(socket), _) => CertificateSource::Spire(socket),
+            (None, Some(folder)) => CertificateSource::Folder(folder),
+            (None, None) if !is_authority(&args.ca_address) => return Err(SettingsError::CaAddress(args.ca_address)),
+            (None, None) => CertificateSource::Authority(CaClientSettings {
+                address: args.ca_address,
+                root: args.ca_root,
+                token: args.ca_token,
+                server_name: args.ca_server_name,
+                certificate_ttl: args.certificate_ttl,
+            }),
+        };
         let connection_window = args
             .connection_window
             .unwrap_or_else(|| args.stream_window.saturating_mul(args.max_streams).min(MAX_WINDOW));
@@ -158,15 +176,8 @@ impl TryFrom<NodeArgs> for NodeSettings {
             kubelet_command: args.kubelet_command,
             bpf_dir: args.bpf_dir,
             run_dir: args.run_dir,
-            certificate_folder: args.certificate_folder,
-            ca: CaClientSettings {
-                address: args.ca_address,
-                root: args.ca_root,
-                token: args.ca_token,
-                server_name: args.ca_server_name,
-                cluster_id: args.cluster_id,
-                certificate_ttl: args.certificate_ttl,
-            },
+            certificates,
+            cluster_id: args.cluster_id,
             trust: args.trust.try_into()?,
             identity_wait: args.identity_wait,
             // More threads than CPUs only make them wait for each other; the work never blocks.
@@ -266,6 +277,25 @@ mod tests {
             (&["--source=kubernetes"], SettingsError::MeshFileUnused("/m".into())),
         ] {
             assert_eq!(settings(args).unwrap_err(), reason, "{args:?}");
+        }
+    }
+
+    #[test]
+    fn certificates_have_one_source() {
+        let source = |args: &[&str]| {
+            let args = [&["node", "--node-name=n", "--mesh-file=/m"], args].concat();
+            let matches = Node::command().try_get_matches_from(args)?;
+            let args = Node::from_arg_matches(&matches)?.args;
+            Ok::<_, clap::Error>(NodeSettings::try_from(args).unwrap().certificates)
+        };
+        let (socket, folder) = ("--spire-socket=/run/spire/admin.sock", "--certificate-folder=/c");
+        let spire = CertificateSource::Spire("/run/spire/admin.sock".into());
+        assert_eq!(source(&[socket]).unwrap(), spire);
+        assert_eq!(source(&[folder]).unwrap(), CertificateSource::Folder("/c".into()));
+        let ca = ["--ca-address=https://ca:1", "--ca-root=/r"];
+        assert!(matches!(source(&ca).unwrap(), CertificateSource::Authority(_)));
+        for refused in [&[][..], &[socket, folder], &[socket, ca[0], ca[1]]] {
+            assert!(source(refused).is_err(), "{refused:?}");
         }
     }
 

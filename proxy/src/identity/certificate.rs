@@ -48,7 +48,21 @@ impl Certificate {
         key: PrivateKey,
         now: SystemTime,
     ) -> Result<Self, CertificateError> {
-        let Chain { presented, roots } = Chain::parse(chain_pem)?;
+        Self::of(id, Chain::parse(chain_pem)?, key, now)
+    }
+
+    /// The same in DER: leaf and intermediates, and apart from them the roots.
+    pub(super) fn of_der(
+        id: &SpiffeId,
+        presented: Vec<CertificateDer<'static>>,
+        roots: &[CertificateDer<'_>],
+        key: PrivateKey,
+    ) -> Result<Self, CertificateError> {
+        Self::of(id, Chain::of(presented, roots)?, key, SystemTime::now())
+    }
+
+    fn of(id: &SpiffeId, chain: Chain, key: PrivateKey, now: SystemTime) -> Result<Self, CertificateError> {
+        let Chain { presented, roots } = chain;
         let leaf = Leaf::parse(presented.first().ok_or(CertificateError::Empty)?)?;
         if leaf.id != *id {
             return Err(CertificateError::WrongIdentity {

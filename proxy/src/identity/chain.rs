@@ -197,32 +197,51 @@ impl Chain {
             roots.extend(presented.pop());
         }
         presented.extend(helpers);
-        if presented.is_empty() {
-            return Err(CertificateError::Empty);
-        }
-        if presented.len() > MAX_CHAIN_CERTS || roots.len() > MAX_ROOTS {
-            return Err(CertificateError::TooMany(presented.len() + roots.len()));
-        }
-        if roots.is_empty() {
-            return Err(CertificateError::NoRoot);
-        }
-        let mut weak = None;
-        let mut usable = Vec::with_capacity(roots.len());
-        for root in &roots {
-            match Root::parse(root) {
-                Ok(root) => usable.push(root),
-                Err(error @ CertificateError::Weak(_)) => weak = Some(error),
-                Err(error) => return Err(error),
-            }
-        }
-        match weak {
-            Some(error) if usable.is_empty() => Err(error),
-            _ => Ok(Self {
-                presented,
-                roots: usable,
-            }),
+        Self::of(presented, &roots)
+    }
+
+    /// Of what is presented to peers, and of the roots that it is to lead to.
+    pub(super) fn of(
+        presented: Vec<CertificateDer<'static>>,
+        roots: &[CertificateDer<'_>],
+    ) -> Result<Self, CertificateError> {
+        let (leaf, rest) = presented.split_first().ok_or(CertificateError::Empty)?;
+        check_bounds(leaf, rest)?;
+        let roots = usable_roots(roots)?;
+        Ok(Self { presented, roots })
+    }
+}
+
+/// A CA's roots, without those that are too weak to count, if there are others.
+pub(super) fn usable_roots(roots: &[CertificateDer<'_>]) -> Result<Vec<Root>, CertificateError> {
+    if roots.len() > MAX_ROOTS {
+        return Err(CertificateError::TooMany(roots.len()));
+    }
+    let mut weak = None;
+    let mut usable = Vec::with_capacity(roots.len());
+    for root in roots {
+        match Root::parse(root) {
+            Ok(root) => usable.push(root),
+            Err(error @ CertificateError::Weak(_)) => weak = Some(error),
+            Err(error) => return Err(error),
         }
     }
+    if usable.is_empty() {
+        return Err(weak.unwrap_or(CertificateError::NoRoot));
+    }
+    Ok(usable)
+}
+
+/// Takes certificates apart that stand one after the other, in DER.
+pub(super) fn split_der(mut bytes: &[u8]) -> Result<Vec<CertificateDer<'static>>, CertificateError> {
+    let mut all = Vec::new();
+    while !bytes.is_empty() {
+        let (rest, _) = X509Certificate::from_der(bytes).map_err(|e| CertificateError::Unparsable(e.to_string()))?;
+        let (one, rest) = bytes.split_at(bytes.len() - rest.len());
+        all.push(CertificateDer::from(one.to_vec()));
+        bytes = rest;
+    }
+    Ok(all)
 }
 
 /// What a leaf certificate says.
@@ -402,6 +421,21 @@ mod tests {
             parsed(&[leaf, "x".repeat(MAX_CHAIN_BYTES)]),
             Err(CertificateError::TooLarge(_))
         ));
+    }
+
+    #[test]
+    fn certificates_one_after_the_other_are_taken_apart_and_nothing_else_is() {
+        let ca = TestCa::new();
+        let (one, two) = (ca.intermediate_der(), TestCa::new().intermediate_der());
+        let both = [&one[..], &two[..]].concat();
+        assert_eq!(split_der(&both), Ok(vec![one.clone(), two]));
+        assert_eq!(split_der(&[]), Ok(Vec::new()));
+        for bad in [&both[..both.len() - 1], &[&one[..], b"x"].concat(), b"garbage"] {
+            assert!(
+                matches!(split_der(bad), Err(CertificateError::Unparsable(_))),
+                "{bad:?}"
+            );
+        }
     }
 
     #[test]

@@ -55,6 +55,42 @@ pub enum IssueError {
         /// What it said.
         reason: String,
     },
+    /// The SPIRE agent does not take us for one who may have others' identities.
+    #[error(
+        "{ca} does not take us for a delegate: {reason}; is there an entry for this proxy (such as with the selector \
+         unix:uid:0) whose parent is this node's agent, and does the agent's authorized_delegates name its SPIFFE ID?"
+    )]
+    NotDelegate {
+        /// The agent.
+        ca: String,
+        /// What it said.
+        reason: String,
+    },
+    /// The SPIRE agent knows of no such identity.
+    #[error(
+        "{ca} has no certificate of {id}: {reason}; is there an entry of it with no selectors but k8s:ns:{} and k8s:sa:{}, \
+         whose parent is this node's agent?",
+        .id.namespace(),
+        .id.service_account()
+    )]
+    NoEntry {
+        /// The agent.
+        ca: String,
+        /// The identity.
+        id: SpiffeId,
+        /// What it has instead.
+        reason: String,
+    },
+    /// The SPIRE agent has no roots of the identity's trust domain.
+    #[error("{ca} has no bundle of {domain}, but of {known}; is the mesh's trust domain that of the SPIRE server?")]
+    NoBundle {
+        /// The agent.
+        ca: String,
+        /// The identity's trust domain.
+        domain: String,
+        /// Those of which it has.
+        known: String,
+    },
     /// The CA cannot be reached, or says that it cannot serve.
     #[error("{ca} cannot be reached: {reason}")]
     Unavailable {
@@ -124,9 +160,9 @@ pub enum IssueError {
 pub enum CallOutcome {
     /// A certificate was issued.
     Issued,
-    /// [`IssueError::Unauthenticated`].
+    /// [`IssueError::Unauthenticated`] or [`IssueError::NotDelegate`].
     Unauthenticated,
-    /// [`IssueError::PermissionDenied`].
+    /// [`IssueError::PermissionDenied`] or [`IssueError::NoEntry`].
     PermissionDenied,
     /// [`IssueError::Unavailable`].
     Unavailable,
@@ -136,7 +172,7 @@ pub enum CallOutcome {
     Busy,
     /// [`IssueError::Rejected`].
     Rejected,
-    /// [`IssueError::Answer`] or [`IssueError::Oversized`].
+    /// [`IssueError::Answer`], [`IssueError::Oversized`] or [`IssueError::NoBundle`].
     BadAnswer,
     /// [`IssueError::File`] or [`IssueError::Key`]: the call was never made.
     Local,
@@ -176,13 +212,13 @@ impl IssueError {
     /// How metrics count it.
     pub fn outcome(&self) -> CallOutcome {
         match self {
-            Self::Unauthenticated { .. } => CallOutcome::Unauthenticated,
-            Self::PermissionDenied { .. } => CallOutcome::PermissionDenied,
+            Self::Unauthenticated { .. } | Self::NotDelegate { .. } => CallOutcome::Unauthenticated,
+            Self::PermissionDenied { .. } | Self::NoEntry { .. } => CallOutcome::PermissionDenied,
             Self::Unavailable { .. } => CallOutcome::Unavailable,
             Self::Deadline { .. } => CallOutcome::Deadline,
             Self::Busy { .. } => CallOutcome::Busy,
             Self::Rejected { .. } => CallOutcome::Rejected,
-            Self::Answer { .. } | Self::Oversized { .. } => CallOutcome::BadAnswer,
+            Self::Answer { .. } | Self::Oversized { .. } | Self::NoBundle { .. } => CallOutcome::BadAnswer,
             Self::File { .. } | Self::Key(_) => CallOutcome::Local,
         }
     }

@@ -55,6 +55,19 @@ impl PrivateKey {
         pair.map(Self).map_err(|e| failed(&e))
     }
 
+    /// The same, PKCS#8 in DER.
+    pub(crate) fn from_pkcs8(der: &[u8]) -> Result<Self, KeyError> {
+        let der = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(der));
+        let pair = KeyPair::try_from(&der).map_err(|e| KeyError::Read(e.to_string()))?;
+        Ok(Self(pair))
+    }
+
+    /// The key, PKCS#8 in DER.
+    #[cfg(test)]
+    pub(crate) fn to_pkcs8(&self) -> Vec<u8> {
+        self.0.serialize_der()
+    }
+
     /// The key, PEM.
     #[cfg(test)]
     pub(crate) fn to_pem(&self) -> String {

@@ -13,6 +13,7 @@ pub(crate) mod proto;
 mod queue;
 mod schedule;
 mod spiffe;
+mod spire;
 mod status;
 mod store;
 #[cfg(test)]
@@ -31,6 +32,7 @@ pub use issuer::{BoxFuture, CallOutcome, IssueError, Issued, Issuer};
 pub use key::{KeyError, PrivateKey};
 pub use lease::IdentityLease;
 pub use spiffe::{MAX_ID_LEN, MAX_TRUST_DOMAIN_LEN, SpiffeError, SpiffeId, TrustDomain};
+pub use spire::{SpireAgent, SpireSettings, SpireSettingsError};
 pub use status::{IdentityState, IdentityStatus, StoreStats};
 pub use store::{CertStore, IdentityError, StoreSettings};
 pub(crate) use tls::provider as crypto_provider;

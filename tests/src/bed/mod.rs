@@ -32,6 +32,7 @@ pub mod process;
 mod rebirth;
 mod remote;
 mod spec;
+mod spire;
 mod sweep;
 mod topology;
 
@@ -57,6 +58,7 @@ pub use self::pod::{Pod, Spawned};
 pub use self::rebirth::Newborn;
 pub use self::remote::{RemoteError, Running, Stage, errno};
 pub use self::spec::{PodSpec, ServiceSpec};
+pub use self::spire::Spire;
 pub use self::sweep::{residue, residue_of, sweep};
 
 use self::process::{CaSettings, Process, TokenSpec};

@@ -195,12 +195,6 @@ impl NodeSettings {
             self.name.clone().into(),
             "--mesh-file".into(),
             self.mesh.clone().into(),
-            "--ca-address".into(),
-            format!("https://{}", self.ca).into(),
-            "--ca-root".into(),
-            self.ca_root.clone().into(),
-            "--ca-token".into(),
-            self.ca_token.clone().into(),
             "--pods-cgroup".into(),
             self.pods_cgroup.clone().into(),
             "--bpf-dir".into(),
@@ -212,6 +206,17 @@ impl NodeSettings {
             "--log-format".into(),
             "logfmt".into(),
         ];
+        // There is no CA where there is SPIRE.
+        if !self.more.iter().any(|more| more.starts_with("--spire-socket=")) {
+            arguments.extend([
+                "--ca-address".into(),
+                format!("https://{}", self.ca).into(),
+                "--ca-root".into(),
+                self.ca_root.clone().into(),
+                "--ca-token".into(),
+                self.ca_token.clone().into(),
+            ]);
+        }
         for more in &self.more {
             // A flag given once more replaces what the bed says.
             let flag = more.split('=').next().unwrap_or_default();
@@ -224,7 +229,7 @@ impl NodeSettings {
     }
 }
 
-/// A program of Adit's in the bed; killed when dropped.
+/// A program in the bed; killed when dropped.
 #[derive(Debug)]
 pub(super) struct Process {
     child: Child,
@@ -241,7 +246,16 @@ impl Process {
     }
 
     fn start(arguments: Vec<OsString>, place: &Place, log: &Log) -> anyhow::Result<Self> {
-        let mut command = Command::new(binary()?);
+        Self::start_program(&binary()?, arguments, place, log)
+    }
+
+    pub(super) fn start_program(
+        program: &Path,
+        arguments: Vec<OsString>,
+        place: &Place,
+        log: &Log,
+    ) -> anyhow::Result<Self> {
+        let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::null());
         command.env("NO_COLOR", "1");
         log.take_output_of(&mut command)?;

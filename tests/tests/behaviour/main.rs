@@ -48,6 +48,7 @@ mod small_writes;
 mod soak;
 mod source_address;
 mod source_ports;
+mod spire;
 mod stalled_stream;
 mod startup;
 mod tampering;

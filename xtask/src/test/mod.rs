@@ -9,10 +9,12 @@ use std::{path::PathBuf, thread};
 use anyhow::{Context as _, Result, anyhow, bail};
 
 use crate::{
-    build, cluster,
+    build,
+    cluster::{self, programs::KUBERNETES},
     context::{Context, say, step},
     packages,
     process::cargo,
+    spire::{self, SPIRE},
     test::{programs::Program, totals::Totals},
     vm,
 };
@@ -40,6 +42,8 @@ pub(crate) struct Selection {
 /// What the tests need besides themselves.
 struct Prepared {
     envoy: PathBuf,
+    /// The folder of SPIRE's programs, none if they are on `PATH`; or why the tests with them are left out.
+    spire: Result<Option<PathBuf>, String>,
     cluster: Cluster,
     kernels: Vec<vm::Kernel>,
 }
@@ -89,6 +93,14 @@ pub(crate) fn run_after(context: &Context, selection: &Selection, before: impl F
         command
             .env("ADIT_BIN", context.release("adit"))
             .env("ADIT_ENVOY", &prepared.envoy);
+        match &prepared.spire {
+            Ok(folder) => SPIRE.tell(&mut command, folder.as_deref()),
+            Err(why) if program.name == BEHAVIOUR => {
+                say(&format!("    the tests with SPIRE are left out: {why}"));
+                command.args(["--skip", "spire::"]);
+            }
+            Err(_) => {}
+        }
         programs::run(&program.name, &mut command)
     };
     let integration = programs.iter().filter(|program| program.is_integration);
@@ -156,8 +168,10 @@ fn prepare(context: &Context, selection: &Selection, with_kernels: bool) -> Resu
         Vec::new()
     };
     let cluster = prepare_cluster(context, selection)?;
+    let spire = prepare_spire(context, selection)?;
     Ok(Prepared {
         envoy,
+        spire,
         cluster,
         kernels,
     })
@@ -166,13 +180,24 @@ fn prepare(context: &Context, selection: &Selection, with_kernels: bool) -> Resu
 /// What the tests on a cluster need. Who cannot build it tests the rest, but not in CI; and who asks for tests by name
 /// does not wait for what they may not need.
 fn prepare_cluster(context: &Context, selection: &Selection) -> Result<Cluster> {
-    if !selection.names.is_empty() && !cluster::programs::are_at_hand(context)? {
+    if !selection.names.is_empty() && !KUBERNETES.are_at_hand(context)? {
         let why = "Kubernetes is not built yet; `cargo xtask cluster test NAMES` does that";
         return Ok(Cluster::Impossible(why.to_owned()));
     }
-    match cluster::programs::obstacle(context)? {
+    match KUBERNETES.obstacle(context)? {
         Some(why) if !cluster::is_ci() => Ok(Cluster::Impossible(why)),
         _ => cluster::prepare(context).map(Cluster::Ready),
+    }
+}
+
+/// The same for the tests with SPIRE.
+fn prepare_spire(context: &Context, selection: &Selection) -> Result<Result<Option<PathBuf>, String>> {
+    if !selection.names.is_empty() && !SPIRE.are_at_hand(context)? {
+        return Ok(Err("SPIRE is not built yet; `cargo xtask spire` does that".to_owned()));
+    }
+    match SPIRE.obstacle(context)? {
+        Some(why) if !cluster::is_ci() => Ok(Err(why)),
+        _ => spire::prepare(context).map(Ok),
     }
 }
 

@@ -9,6 +9,7 @@ mod finding;
 mod gather;
 mod host;
 mod others;
+mod spire;
 
 use std::io::{self, Write as _};
 
@@ -35,7 +36,7 @@ It takes the flags, variables and file of `adit node`, and is best given the sam
 The exit status is 1 where something has failed, and 0 where all is well or there are only warnings.";
 
 /// The flags that matter here.
-const SHOWN: [&str; 15] = [
+const SHOWN: [&str; 16] = [
     "json",
     "pods_cgroup",
     "bpf_dir",
@@ -44,6 +45,7 @@ const SHOWN: [&str; 15] = [
     "ca_token",
     "ca_server_name",
     "cluster_id",
+    "spire_socket",
     "admin",
     "source",
     "kubeconfig",
@@ -134,11 +136,12 @@ async fn findings(node: NodeArgs) -> anyhow::Result<Vec<Finding>> {
         findings.extend(cluster::cluster(&ask_cluster(&node).await));
     }
     let identity = agent.pods.iter().flatten().find_map(|pod| pod.identity.as_deref());
-    let authority = match ca_settings(&node) {
-        Some(settings) => Some(authority::ask(settings, identity, &node.source.trust_domain).await),
-        None => None,
-    };
-    findings.push(authority::authority(authority.as_ref()));
+    let trust_domain = &node.source.trust_domain;
+    findings.push(match (&node.spire_socket, ca_settings(&node)) {
+        (Some(socket), _) => spire::ask(socket, identity, trust_domain).await,
+        (None, Some(settings)) => authority::authority(Some(&authority::ask(settings, identity, trust_domain).await)),
+        (None, None) => authority::authority(None),
+    });
     findings.push(agent::agent(&agent));
     findings.extend(agent::pods(&agent));
     Ok(findings)

@@ -8,7 +8,7 @@ use serde::Serialize;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RootSource {
-    /// The end of the CA's answers.
+    /// The end of the CA's answers, or the bundles of a SPIRE agent.
     Ca,
     /// A bundle file.
     File,

@@ -46,6 +46,8 @@ struct State {
     looked: bool,
     learnt: Learnt,
     given: Given,
+    /// Roots of other domains, as the source of certificates has them.
+    federated: Vec<(TrustDomain, Vec<Arc<Root>>)>,
     home: Force,
     foreign: Vec<(TrustDomain, Force)>,
     /// Those that have been distrusted, so that their keys are known when no source names them any more.
@@ -139,6 +141,18 @@ impl Trust {
         if state.learnt.take_in(roots, lifetime, self.now()) {
             self.publish(&mut state, false);
         }
+    }
+
+    /// Takes in the roots of other trust domains that the source of certificates has: all of them, in the place of those
+    /// that it had before.
+    pub(in crate::identity) fn federate(&self, domains: Vec<(TrustDomain, Vec<Root>)>) {
+        let shared = |roots: Vec<Root>| roots.into_iter().map(Arc::new).collect();
+        let mut state = lock(&self.0.state);
+        state.federated = domains
+            .into_iter()
+            .map(|(domain, roots)| (domain, shared(roots)))
+            .collect();
+        self.publish(&mut state, false);
     }
 
     /// What is trusted now.
@@ -265,16 +279,22 @@ impl Trust {
                 .iter()
                 .map(|root| show(root, None, RootSource::File, false, home)),
         );
-        for (domain, given) in &state.given.foreign {
-            let in_force = snapshot
-                .anchors_of(domain)
-                .map(|anchors| anchors.fingerprints())
-                .unwrap_or_default();
-            roots.extend(
-                given
-                    .iter()
-                    .map(|root| show(root, Some(domain), RootSource::File, false, in_force)),
-            );
+        let foreign = [
+            (RootSource::Ca, &state.federated),
+            (RootSource::File, &state.given.foreign),
+        ];
+        for (source, domains) in foreign {
+            for (domain, given) in domains {
+                let in_force = snapshot
+                    .anchors_of(domain)
+                    .map(|anchors| anchors.fingerprints())
+                    .unwrap_or_default();
+                roots.extend(
+                    given
+                        .iter()
+                        .map(|root| show(root, Some(domain), source, false, in_force)),
+                );
+            }
         }
         let crl = |crl: &Arc<Crl>| CrlStatus {
             issuer: crl.issuer_name.to_string(),
@@ -316,6 +336,7 @@ impl Trust {
             .chain(&state.given.home)
             .cloned()
             .collect();
+        let foreign = state.foreign_roots();
         let nothing = Force::default();
         let force = |domain: &TrustDomain| {
             let found = state.foreign.iter().find(|(name, _)| name == domain);
@@ -325,9 +346,7 @@ impl Trust {
         distrust.resolve(state.barred.iter().map(|root| &**root));
         let parts = Parts {
             home: state.home.sources(home.clone()),
-            foreign: state
-                .given
-                .foreign
+            foreign: foreign
                 .iter()
                 .map(|(domain, roots)| (domain.clone(), force(domain).sources(roots.clone())))
                 .collect(),
@@ -339,16 +358,14 @@ impl Trust {
         let snapshot = Snapshot::compose(parts, self.now());
         let told = self.0.told;
         let own = state.home.renewed(&home, snapshot.home(), "our own trust domain", told);
-        let mut foreign = Vec::new();
-        for ((domain, anchors), (_, given)) in snapshot.foreign().iter().zip(&state.given.foreign) {
-            foreign.push((
+        let mut others = Vec::new();
+        for ((domain, anchors), (_, given)) in snapshot.foreign().iter().zip(&foreign) {
+            others.push((
                 domain.clone(),
                 force(domain).renewed(given, anchors, domain.as_str(), told),
             ));
         }
-        let all = home
-            .iter()
-            .chain(state.given.foreign.iter().flat_map(|(_, roots)| roots));
+        let all = home.iter().chain(foreign.iter().flat_map(|(_, roots)| roots));
         let barred = all
             .chain(state.home.all())
             .chain(state.foreign.iter().flat_map(|(_, force)| force.all()));
@@ -359,7 +376,7 @@ impl Trust {
         barred.extend(state.barred.drain(..).filter(|root| snapshot.distrust.has_root(root)));
         barred.sort_by_key(|root| root.fingerprint);
         barred.dedup_by_key(|root| root.fingerprint);
-        (state.home, state.foreign, state.barred) = (own, foreign, barred);
+        (state.home, state.foreign, state.barred) = (own, others, barred);
         self.0.snapshot.store(Arc::new(snapshot));
         if worse {
             tracing::warn!(
@@ -382,6 +399,20 @@ impl Default for Trust {
 impl fmt::Debug for Trust {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Trust").field(&self.0.settings).finish()
+    }
+}
+
+impl State {
+    /// The roots of each other domain, from whichever source.
+    fn foreign_roots(&self) -> Vec<(TrustDomain, Vec<Arc<Root>>)> {
+        let mut all = self.given.foreign.clone();
+        for (domain, roots) in &self.federated {
+            match all.iter_mut().find(|(name, _)| name == domain) {
+                Some((_, known)) => known.extend(roots.iter().cloned()),
+                None => all.push((domain.clone(), roots.clone())),
+            }
+        }
+        all
     }
 }
 
