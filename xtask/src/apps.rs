@@ -5,7 +5,8 @@ use std::{env, os::unix::process::CommandExt as _, process::ExitCode};
 use anyhow::{Context as _, Result, bail};
 
 use crate::{
-    build, cluster,
+    build,
+    cluster::{self, programs::KUBERNETES},
     context::Context,
     packages::{self, Need},
     process::command,
@@ -72,7 +73,7 @@ pub(crate) fn run(context: &Context, name: &str, passthrough: &Passthrough) -> R
     program
         .env("ADIT_BIN", context.release("adit"))
         .env("ADIT_CACHE", &context.cache);
-    cluster::with_folder(&mut program, folder.as_deref());
+    KUBERNETES.tell(&mut program, folder.as_deref());
     program.args(&passthrough.arguments);
     let error = program.exec();
     Err(error).with_context(|| format!("starting {}", context.release(name).display()))

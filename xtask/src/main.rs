@@ -6,6 +6,7 @@ mod build;
 mod ci;
 mod cluster;
 mod context;
+mod go;
 mod image;
 mod lint;
 mod packages;

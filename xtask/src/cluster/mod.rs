@@ -8,6 +8,7 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::{
     build,
+    cluster::programs::KUBERNETES,
     context::{Context, say},
     packages::{self, Need},
     process::{cargo, command, run},
@@ -100,7 +101,7 @@ pub(crate) fn is_cluster(program: &Program) -> bool {
 /// Makes everything ready that a cluster needs but Adit. Gives the folder of programs, if they are not on `PATH`.
 pub(crate) fn prepare(context: &Context) -> Result<Option<std::path::PathBuf>> {
     packages::ensure(context, "a Kubernetes cluster", &NEEDS)?;
-    programs::ensure(context)
+    KUBERNETES.ensure(context)
 }
 
 /// Runs the tests of the chart; or those on a cluster, which is gone afterwards, however they end.
@@ -112,7 +113,7 @@ pub(crate) fn run_tests(
 ) -> Result<Totals> {
     if program.name == CHART {
         let mut tests = program.command(context, names);
-        with_folder(&mut tests, folder);
+        KUBERNETES.tell(&mut tests, folder);
         return test::programs::run(&program.name, &mut tests);
     }
     let prefix = format!("x{}", std::process::id());
@@ -121,7 +122,7 @@ pub(crate) fn run_tests(
         .args(["--test-threads", THREADS])
         .env("ADIT_BIN", context.release("adit"))
         .env("ADIT_CLUSTER", &prefix);
-    with_folder(&mut tests, folder);
+    KUBERNETES.tell(&mut tests, folder);
     let outcome = test::programs::run(&program.name, &mut tests);
     let mut down = command(context, context.release(TOOL));
     let gone = run(down.args(["down", "--prefix", &prefix]).stdout(Stdio::null()));
@@ -131,13 +132,6 @@ pub(crate) fn run_tests(
         totals += Totals::ONE_FAILURE;
     }
     Ok(totals)
-}
-
-/// Tells a program where those of the cluster are.
-pub(crate) fn with_folder(command: &mut std::process::Command, folder: Option<&Path>) {
-    if let Some(folder) = folder {
-        command.env(programs::FOLDER, folder);
-    }
 }
 
 /// What the program for clusters does itself.
@@ -155,7 +149,7 @@ fn other(context: &Context, words: &[OsString]) -> Result<ExitCode> {
         if !tool.is_file() {
             run(cargo(context).args(["build", "--release", "--package", "adit-tests", "--bin", TOOL]))?;
         }
-        programs::find(context)?
+        KUBERNETES.find(context)?
     };
     let mut program = command(context, &tool);
     program
@@ -163,7 +157,7 @@ fn other(context: &Context, words: &[OsString]) -> Result<ExitCode> {
         .current_dir(env::current_dir()?)
         .stdin(Stdio::inherit());
     program.env("ADIT_BIN", context.release("adit"));
-    with_folder(&mut program, folder.as_deref());
+    KUBERNETES.tell(&mut program, folder.as_deref());
     let error = program.exec();
     Err(error).with_context(|| format!("starting {}", tool.display()))
 }

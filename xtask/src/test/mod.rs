@@ -9,7 +9,8 @@ use std::{path::PathBuf, thread};
 use anyhow::{Context as _, Result, anyhow, bail};
 
 use crate::{
-    build, cluster,
+    build,
+    cluster::{self, programs::KUBERNETES},
     context::{Context, say, step},
     packages,
     process::cargo,
@@ -166,11 +167,11 @@ fn prepare(context: &Context, selection: &Selection, with_kernels: bool) -> Resu
 /// What the tests on a cluster need. Who cannot build it tests the rest, but not in CI; and who asks for tests by name
 /// does not wait for what they may not need.
 fn prepare_cluster(context: &Context, selection: &Selection) -> Result<Cluster> {
-    if !selection.names.is_empty() && !cluster::programs::are_at_hand(context)? {
+    if !selection.names.is_empty() && !KUBERNETES.are_at_hand(context)? {
         let why = "Kubernetes is not built yet; `cargo xtask cluster test NAMES` does that";
         return Ok(Cluster::Impossible(why.to_owned()));
     }
-    match cluster::programs::obstacle(context)? {
+    match KUBERNETES.obstacle(context)? {
         Some(why) if !cluster::is_ci() => Ok(Cluster::Impossible(why)),
         _ => cluster::prepare(context).map(Cluster::Ready),
     }
