@@ -6,6 +6,7 @@ mod build;
 mod ci;
 mod cluster;
 mod context;
+mod fuzz;
 mod go;
 mod image;
 mod lint;
@@ -45,7 +46,9 @@ enum Task {
     Vm(vm::Selection),
     /// A Kubernetes cluster of two nodes on this machine: bring it up, use it, test on it
     Cluster(cluster::Arguments),
-    /// Run lint and all tests
+    /// Hold what the proxy promises of untrusted input against inputs that a fuzzer thinks of
+    Fuzz(fuzz::Options),
+    /// Run lint and all tests, and fuzz a little
     Ci,
     /// Show the main job on two nodes: arguments go to the demo (`--keep`, `--json FILE`)
     #[command(disable_help_flag = true)]
@@ -78,6 +81,7 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Test(selection) => return Ok(test::report(test::run(&context, &selection)?)),
         Task::Vm(selection) => return Ok(test::report(vm::run(&context, &selection)?)),
         Task::Cluster(arguments) => return cluster::run_task(&context, &arguments),
+        Task::Fuzz(options) => return fuzz::run_task(&context, &options),
         Task::Ci => return Ok(test::report(ci::run(&context))),
         Task::Demo(arguments) => return apps::run(&context, "adit-demo", &arguments),
         Task::Bench(arguments) => return apps::run(&context, "adit-bench", &arguments),
