@@ -6,6 +6,8 @@ pub mod admin;
 pub mod ca;
 pub mod cli;
 pub mod dataplane;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod hbone;
 pub mod identity;
 pub mod mesh;

@@ -116,8 +116,24 @@ fn values_become_settings() {
             &[
                 "--ca-address=https://istiod.istio-system.svc:15012",
                 "--ca-root=/var/run/secrets/adit-ca-root/root-cert.pem",
+                "--cluster-id=Kubernetes",
             ],
-            &["--ca-address=https://adit-ca.adit-system.svc:15012"],
+            &[
+                "--ca-address=https://adit-ca.adit-system.svc:15012",
+                "--ca-server-name=",
+            ],
+        ),
+        (
+            &[
+                "ca.enabled=false",
+                "externalCA.address=https://10.96.0.15:15012",
+                "externalCA.serverName=istiod.istio-system.svc",
+                "clusterID=east",
+            ],
+            "DaemonSet",
+            "adit-node",
+            &["--ca-server-name=istiod.istio-system.svc", "--cluster-id=east"],
+            &[],
         ),
         (
             &["ca.enabled=false", "spire.socketFolder=/run/spire/adit"],
@@ -318,6 +334,7 @@ fn values_that_mean_nothing_are_refused() {
         ("node.nonsense=1", "nonsense"),
         ("enrolment.label=enabled", "enrolment/label"),
         ("cgroupRoot=sys", "cgroupRoot"),
+        ("clusterID=", "clusterID"),
         ("drainDeadlineSeconds=-1", "drainDeadlineSeconds"),
         ("awaitSuccessorSeconds=21", "awaitSuccessorSeconds"),
         ("ca.replicas=0", "replicas"),

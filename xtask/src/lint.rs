@@ -20,7 +20,11 @@ const DEBIAN_CLIPPY: Need = Need {
 
 /// Runs every check, also after one has failed, so that one run shows all there is to mend.
 pub(crate) fn run(context: &Context) -> Result<()> {
-    let format = step("check formatting", || run_cargo(context, &["fmt", "--all", "--check"]));
+    let format = step("check formatting", || {
+        run_cargo(context, &["fmt", "--all", "--check"])?;
+        // The fuzzer is a workspace of its own.
+        run_cargo(context, &["fmt", "--manifest-path", "tests/fuzz/Cargo.toml", "--check"])
+    });
     // The build of the crate `adit` wants the object to embed.
     bpf::build(context)?;
     let kernel = step("clippy: kernel programs", || kernel_programs(context));

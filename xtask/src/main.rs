@@ -6,6 +6,7 @@ mod build;
 mod ci;
 mod cluster;
 mod context;
+mod fuzz;
 mod go;
 mod image;
 mod lint;
@@ -48,7 +49,9 @@ enum Task {
     Cluster(cluster::Arguments),
     /// Find or build the SPIRE server and agent that tests run against
     Spire,
-    /// Run lint and all tests
+    /// Hold what the proxy promises of untrusted input against inputs that a fuzzer thinks of
+    Fuzz(fuzz::Options),
+    /// Run lint and all tests, and fuzz a little
     Ci,
     /// Show the main job on two nodes: arguments go to the demo (`--keep`, `--json FILE`)
     #[command(disable_help_flag = true)]
@@ -82,6 +85,7 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Vm(selection) => return Ok(test::report(vm::run(&context, &selection)?)),
         Task::Cluster(arguments) => return cluster::run_task(&context, &arguments),
         Task::Spire => spire::run_task(&context)?,
+        Task::Fuzz(options) => return fuzz::run_task(&context, &options),
         Task::Ci => return Ok(test::report(ci::run(&context))),
         Task::Demo(arguments) => return apps::run(&context, "adit-demo", &arguments),
         Task::Bench(arguments) => return apps::run(&context, "adit-bench", &arguments),

@@ -71,7 +71,8 @@ impl JwksFile {
     }
 }
 
-fn parse(content: &[u8]) -> Result<Vec<VerifyingKey>, String> {
+/// The keys of a key set that tokens may be signed with.
+pub(super) fn parse(content: &[u8]) -> Result<Vec<VerifyingKey>, String> {
     let set: JwkSet = serde_json::from_slice(content).map_err(|e| format!("not a JSON Web Key Set: {e}"))?;
     let keys: Vec<_> = set
         .keys

@@ -18,6 +18,7 @@ mod csr;
 mod fake_api;
 mod files;
 mod folder;
+pub(crate) mod fuzz;
 mod health;
 mod jwks;
 mod keyring;

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::authorize::ServiceAccount;
-use super::jwks::JwksFile;
+use super::jwks::{JwksFile, VerifyingKey};
 
 pub use super::mint::{MintError, TokenRequest, make};
 
@@ -165,8 +165,13 @@ pub(super) fn account_of(subject: &str) -> Option<ServiceAccount> {
 /// Verifies tokens against a JWKS file, an issuer and an audience.
 pub(super) struct TokenVerifier {
     jwks: JwksFile,
-    issuer: String,
-    audiences: Vec<String>,
+    expected: Expected,
+}
+
+/// From whom tokens must be, and for whom.
+pub(super) struct Expected {
+    pub(super) issuer: String,
+    pub(super) audiences: Vec<String>,
 }
 
 impl TokenVerifier {
@@ -177,17 +182,27 @@ impl TokenVerifier {
         }
         Self {
             jwks,
-            issuer,
-            audiences,
+            expected: Expected { issuer, audiences },
         }
     }
 
     /// Authenticates the bearer of a token.
     pub(super) fn verify(&self, token: &str, now: SystemTime) -> Result<Caller, TokenError> {
+        self.expected.verify(token, &self.jwks.keys(), now)
+    }
+}
+
+impl Expected {
+    /// Authenticates the bearer of a token, if one of these keys has signed it.
+    pub(super) fn verify(&self, token: &str, keys: &[VerifyingKey], now: SystemTime) -> Result<Caller, TokenError> {
         if token.len() > MAX_TOKEN_BYTES {
             return Err(TokenError::TooLong(token.len()));
         }
-        let claims = self.verify_signature(token)?;
+        self.caller(verify_signature(token, keys)?, now)
+    }
+
+    /// Who bears a token of these claims, which have been verified.
+    pub(super) fn caller(&self, claims: Claims, now: SystemTime) -> Result<Caller, TokenError> {
         self.check(&claims, now)?;
         let Kubernetes {
             namespace,
@@ -199,41 +214,6 @@ impl TokenVerifier {
             .filter(|account| account.namespace == namespace && account.name == serviceaccount.name)
             .ok_or(TokenError::Subject(claims.sub))?;
         Ok(Caller { account, pod, node })
-    }
-
-    fn verify_signature(&self, token: &str) -> Result<Claims, TokenError> {
-        let malformed = |e: jsonwebtoken::errors::Error| TokenError::Malformed(e.to_string());
-        let header = jsonwebtoken::decode_header(token).map_err(malformed)?;
-        if !ALGORITHMS.contains(&header.alg) {
-            return Err(TokenError::Algorithm(format!("{:?}", header.alg)));
-        }
-        if header.crit.is_some() {
-            return Err(TokenError::Critical);
-        }
-        // Only the signature is checked there; the claims are checked here, by our clock.
-        let mut validation = Validation::new(header.alg);
-        validation.required_spec_claims.clear();
-        validation.validate_exp = false;
-        validation.validate_aud = false;
-        let keys = self.jwks.keys();
-        let mut fits = keys
-            .iter()
-            .filter(|key| key.algorithm == header.alg && (header.kid.is_none() || key.kid == header.kid))
-            .peekable();
-        if fits.peek().is_none() {
-            return Err(TokenError::UnknownKey(header.kid));
-        }
-        for key in fits {
-            use jsonwebtoken::errors::ErrorKind;
-            match jsonwebtoken::decode::<serde_json::Value>(token, &key.key, &validation) {
-                Ok(data) => {
-                    return serde_json::from_value(data.claims).map_err(|e| TokenError::Claims(e.to_string()));
-                }
-                Err(e) if *e.kind() == ErrorKind::InvalidSignature => {}
-                Err(e) => return Err(malformed(e)),
-            }
-        }
-        Err(TokenError::Signature)
     }
 
     fn check(&self, claims: &Claims, now: SystemTime) -> Result<(), TokenError> {
@@ -265,4 +245,38 @@ impl TokenVerifier {
         }
         Ok(())
     }
+}
+
+fn verify_signature(token: &str, keys: &[VerifyingKey]) -> Result<Claims, TokenError> {
+    let malformed = |e: jsonwebtoken::errors::Error| TokenError::Malformed(e.to_string());
+    let header = jsonwebtoken::decode_header(token).map_err(malformed)?;
+    if !ALGORITHMS.contains(&header.alg) {
+        return Err(TokenError::Algorithm(format!("{:?}", header.alg)));
+    }
+    if header.crit.is_some() {
+        return Err(TokenError::Critical);
+    }
+    // Only the signature is checked there; the claims are checked here, by our clock.
+    let mut validation = Validation::new(header.alg);
+    validation.required_spec_claims.clear();
+    validation.validate_exp = false;
+    validation.validate_aud = false;
+    let mut fits = keys
+        .iter()
+        .filter(|key| key.algorithm == header.alg && (header.kid.is_none() || key.kid == header.kid))
+        .peekable();
+    if fits.peek().is_none() {
+        return Err(TokenError::UnknownKey(header.kid));
+    }
+    for key in fits {
+        use jsonwebtoken::errors::ErrorKind;
+        match jsonwebtoken::decode::<serde_json::Value>(token, &key.key, &validation) {
+            Ok(data) => {
+                return serde_json::from_value(data.claims).map_err(|e| TokenError::Claims(e.to_string()));
+            }
+            Err(e) if *e.kind() == ErrorKind::InvalidSignature => {}
+            Err(e) => return Err(malformed(e)),
+        }
+    }
+    Err(TokenError::Signature)
 }

@@ -33,7 +33,6 @@ pub(super) async fn fetch_certificates(
 pub(super) async fn first_certificate(certs: &CertStore, id: &SpiffeId) {
     // Each try waits for a while.
     while let Err(IdentityError::Unavailable { reason, .. }) = certs.expect(id).await {
-        // An istiod says that it is us whom it does not know when it is one identity that it does not grant.
         let refused = reason.filter(|reason| !reason.is_outage());
         let granted = || certs.snapshot().iter().any(|one| one.state == IdentityState::Valid);
         if let Some(reason) = refused.filter(|_| granted()) {

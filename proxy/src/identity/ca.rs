@@ -26,6 +26,9 @@ const MAX_TOKEN_BYTES: u64 = 16 * 1024;
 const MAX_ROOT_BYTES: u64 = 1024 * 1024;
 /// The longest piece of a CA's message that is repeated in ours.
 const MAX_REASON_CHARS: usize = 300;
+/// What an istiod says where it knows the token, but does not grant the identity (`security/pkg/server/ca/server.go`). Its
+/// status is the one for a token that it does not know.
+const ISTIOD_DENIES: &str = "request impersonation authentication failure";
 
 /// How to reach a CA.
 #[derive(Debug, Clone)]
@@ -203,6 +206,7 @@ impl CaClient {
         let ca = self.describe();
         let reason = describe_status(status);
         match status.code() {
+            Code::Unauthenticated if status.message() == ISTIOD_DENIES => IssueError::PermissionDenied { ca, reason },
             Code::Unauthenticated => IssueError::Unauthenticated { ca, reason },
             Code::PermissionDenied => IssueError::PermissionDenied { ca, reason },
             Code::DeadlineExceeded | Code::Cancelled => self.deadline_passed(),

@@ -18,7 +18,7 @@ pub const MAX_CHAIN_BYTES: usize = 64 * 1024;
 /// The longest piece of a certificate's text that is repeated in a reason.
 const MAX_SAID_CHARS: usize = 256;
 /// The most roots accepted in a CA's answer.
-const MAX_ROOTS: usize = 32;
+pub(super) const MAX_ROOTS: usize = 32;
 
 /// Why a certificate or its chain is not acceptable.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]

@@ -5,6 +5,7 @@ mod certificate;
 mod chain;
 mod entry;
 mod folder;
+pub(crate) mod fuzz;
 mod gate;
 mod issuer;
 mod key;

@@ -60,6 +60,11 @@ impl Node {
         self.prefix.netns(self.machine)
     }
 
+    /// Runs `work` on a thread of its own in its network namespace.
+    pub fn inside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> anyhow::Result<T> {
+        netns::inside(&self.netns(), work)
+    }
+
     /// Its first process, by the host's count; `/proc/PID/root` is its file system.
     pub fn pid(&self) -> anyhow::Result<u32> {
         Ok(Booted::read(&self.prefix, self.machine)?.pid)

@@ -22,6 +22,19 @@ pub(super) fn kubernetes(name: &str) -> anyhow::Result<PathBuf> {
     })
 }
 
+/// The folder of Istio's control plane: its builder names it.
+const ISTIOD: &str = "ADIT_ISTIOD_BIN";
+
+/// Finds Istio's control plane: in the folder `ADIT_ISTIOD_BIN`, else on `PATH`.
+pub(super) fn istiod() -> anyhow::Result<PathBuf> {
+    const PROGRAM: &str = "pilot-discovery";
+    let named = std::env::var_os(ISTIOD).map(|folder| Path::new(&folder).join(PROGRAM));
+    let found = named.filter(|path| path.is_file()).or_else(|| on_path(PROGRAM));
+    found.with_context(|| {
+        format!("no program {PROGRAM} in the folder {ISTIOD} or on PATH; `cargo xtask cluster build` makes it")
+    })
+}
+
 /// Finds a program that a machine runs as the host has it.
 pub(super) fn host(name: &str) -> anyhow::Result<PathBuf> {
     on_path(name).with_context(|| format!("no program {name} on PATH; `cargo xtask cluster build` installs it"))

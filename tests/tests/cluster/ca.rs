@@ -15,7 +15,7 @@ const UNAVAILABLE: u32 = 14;
 const ROOT: [&str; 4] = ["configmap", "--namespace", SYSTEM, "adit-ca-root"];
 
 /// A token as the kubelet would have it projected into the pod, or one that is bound to none.
-fn token(cluster: &Cluster, namespace: &str, account: &str, pod: Option<&str>, audience: &str) -> String {
+pub(crate) fn token(cluster: &Cluster, namespace: &str, account: &str, pod: Option<&str>, audience: &str) -> String {
     let mut words = vec![
         "create",
         "token",

@@ -7,6 +7,7 @@ mod capture;
 mod exclusions;
 mod failures;
 mod install;
+mod istiod;
 mod labels;
 mod policies;
 mod probes;

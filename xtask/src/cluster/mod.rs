@@ -1,5 +1,6 @@
 //! `cluster`: a Kubernetes cluster on this machine, and the tests on it.
 
+mod istiod;
 pub(crate) mod programs;
 
 use std::{env, ffi::OsString, path::Path, process::ExitCode, process::Stdio};
@@ -8,8 +9,9 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::{
     build,
-    cluster::programs::KUBERNETES,
+    cluster::{istiod::ISTIOD, programs::KUBERNETES},
     context::{Context, say},
+    go::Programs,
     packages::{self, Need},
     process::{cargo, command, run},
     test::{self, programs::Program, totals::Totals},
@@ -59,7 +61,7 @@ pub(crate) struct Arguments {
                   Run a command on a machine of it\n  logs    Copy the logs of everything"
 )]
 enum Task {
-    /// Find or build the programs of a cluster, and install the Debian packages
+    /// Find or build the programs of a cluster and of the tests on it, and install the Debian packages
     Build,
     /// Run the tests on a cluster of their own
     Test {
@@ -74,7 +76,7 @@ enum Task {
 pub(crate) fn run_task(context: &Context, arguments: &Arguments) -> Result<ExitCode> {
     match &arguments.task {
         Task::Build => {
-            let folder = prepare(context)?;
+            let folder = prepare_tests(context)?;
             say(&match folder {
                 Some(folder) => format!("the cluster's programs are in {}", folder.display()),
                 None => "the cluster's programs are on PATH".to_owned(),
@@ -83,7 +85,7 @@ pub(crate) fn run_task(context: &Context, arguments: &Arguments) -> Result<ExitC
         }
         Task::Test { names } => {
             root_only()?;
-            let folder = prepare(context)?;
+            let folder = prepare_tests(context)?;
             let programs = test::build_all(context)?;
             let program = programs.iter().find(|program| is_cluster(program));
             let program = program.context("the crate adit-tests has no test program named cluster")?;
@@ -102,6 +104,27 @@ pub(crate) fn is_cluster(program: &Program) -> bool {
 pub(crate) fn prepare(context: &Context) -> Result<Option<std::path::PathBuf>> {
     packages::ensure(context, "a Kubernetes cluster", &NEEDS)?;
     KUBERNETES.ensure(context)
+}
+
+/// What tests on a cluster run, as [`prepare_tests`] makes it ready.
+const TESTED: [&Programs; 2] = [&KUBERNETES, &ISTIOD];
+
+/// The same, and what only tests on a cluster need.
+pub(crate) fn prepare_tests(context: &Context) -> Result<Option<std::path::PathBuf>> {
+    ISTIOD.ensure(context)?;
+    prepare(context)
+}
+
+/// Whether nothing that tests on a cluster run need be built.
+pub(crate) fn are_programs_at_hand(context: &Context) -> Result<bool> {
+    let mut each = TESTED.iter().map(|programs| programs.are_at_hand(context));
+    each.try_fold(true, |all, one| Ok(all && one?))
+}
+
+/// Why something that tests on a cluster run can be neither found nor built.
+pub(crate) fn obstacle(context: &Context) -> Result<Option<String>> {
+    let mut each = TESTED.iter().map(|programs| programs.obstacle(context));
+    each.find_map(Result::transpose).transpose()
 }
 
 /// Runs the tests of the chart; or those on a cluster, which is gone afterwards, however they end.
@@ -123,6 +146,7 @@ pub(crate) fn run_tests(
         .env("ADIT_BIN", context.release("adit"))
         .env("ADIT_CLUSTER", &prefix);
     KUBERNETES.tell(&mut tests, folder);
+    ISTIOD.tell(&mut tests, ISTIOD.find(context)?.as_deref());
     let outcome = test::programs::run(&program.name, &mut tests);
     let mut down = command(context, context.release(TOOL));
     let gone = run(down.args(["down", "--prefix", &prefix]).stdout(Stdio::null()));

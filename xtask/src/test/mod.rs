@@ -9,8 +9,7 @@ use std::{path::PathBuf, thread};
 use anyhow::{Context as _, Result, anyhow, bail};
 
 use crate::{
-    build,
-    cluster::{self, programs::KUBERNETES},
+    build, cluster,
     context::{Context, say, step},
     packages,
     process::cargo,
@@ -180,13 +179,13 @@ fn prepare(context: &Context, selection: &Selection, with_kernels: bool) -> Resu
 /// What the tests on a cluster need. Who cannot build it tests the rest, but not in CI; and who asks for tests by name
 /// does not wait for what they may not need.
 fn prepare_cluster(context: &Context, selection: &Selection) -> Result<Cluster> {
-    if !selection.names.is_empty() && !KUBERNETES.are_at_hand(context)? {
-        let why = "Kubernetes is not built yet; `cargo xtask cluster test NAMES` does that";
+    if !selection.names.is_empty() && !cluster::are_programs_at_hand(context)? {
+        let why = "Kubernetes or istiod is not built yet; `cargo xtask cluster test NAMES` does that";
         return Ok(Cluster::Impossible(why.to_owned()));
     }
-    match KUBERNETES.obstacle(context)? {
+    match cluster::obstacle(context)? {
         Some(why) if !cluster::is_ci() => Ok(Cluster::Impossible(why)),
-        _ => cluster::prepare(context).map(Cluster::Ready),
+        _ => cluster::prepare_tests(context).map(Cluster::Ready),
     }
 }
 

@@ -69,7 +69,8 @@ fn advice(error: &IssueError) -> &'static str {
             "see that --ca-token is this node's own, not expired, and for an audience that the authority takes"
         }
         IssueError::PermissionDenied { .. } | IssueError::Rejected { .. } => {
-            "see the authority's log: is this service account among its --node-proxy, and does it know this node's pods?"
+            "see the authority's log: is this service account among its --node-proxy (istiod: CA_TRUSTED_NODE_ACCOUNTS), \
+             and does it know this node's pods?"
         }
         IssueError::Unavailable { .. } | IssueError::Deadline { .. } => {
             "does it run (kubectl -n adit-system get pods -l app.kubernetes.io/component=ca), is it reached from here under \

@@ -228,6 +228,11 @@ async fn what_the_ca_says_becomes_an_error_of_its_kind_with_its_words() {
             "is it fresh",
         ),
         (
+            Status::unauthenticated(ISTIOD_DENIES),
+            CallOutcome::PermissionDenied,
+            "does a pod of it run on this node",
+        ),
+        (
             Status::permission_denied("not on your node"),
             CallOutcome::PermissionDenied,
             "not on your node",

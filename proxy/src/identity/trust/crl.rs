@@ -23,7 +23,7 @@ const MAX_SIGNERS: usize = 64;
 pub(super) struct Crl {
     der: Box<[u8]>,
     /// The issuer's name in DER.
-    issuer: Box<[u8]>,
+    pub(super) issuer: Box<[u8]>,
     /// The issuer's name for a reader.
     pub(super) issuer_name: Box<str>,
     pub(super) this_update: SystemTime,
@@ -187,7 +187,7 @@ impl Crl {
     }
 
     fn is_from(&self, subject: &Subject<'_>) -> bool {
-        has_content(&self.issuer, subject.issuer) && self.is_signed_by(subject.issuer_key)
+        content(&self.issuer) == Some(subject.issuer) && self.is_signed_by(subject.issuer_key)
     }
 
     fn is_signed_by(&self, key: &[u8]) -> bool {
@@ -215,14 +215,13 @@ impl Crl {
     }
 }
 
-/// Whether a DER element has this content.
-fn has_content(element: &[u8], content: &[u8]) -> bool {
-    let header = match element.get(1) {
-        Some(&short) if short < 0x80 => 2,
-        Some(&long) => 2 + usize::from(long & 0x7f),
-        None => return false,
+/// What a DER element has after its tag and length.
+pub(super) fn content(element: &[u8]) -> Option<&[u8]> {
+    let header = match *element.get(1)? {
+        short if short < 0x80 => 2,
+        long => 2 + usize::from(long & 0x7f),
     };
-    element.get(header..) == Some(content)
+    element.get(header..)
 }
 
 fn trimmed(serial: &[u8]) -> &[u8] {
@@ -309,11 +308,10 @@ mod tests {
 
     #[test]
     fn contents_of_der_elements_are_told_whatever_the_form_of_the_length() {
-        assert!(has_content(&[0x30, 1, 9], &[9]));
-        assert!(!has_content(&[0x30, 1, 9], &[8]));
+        assert_eq!(content(&[0x30, 1, 9]), Some(&[9][..]));
         let long: Vec<u8> = [0x30, 0x81, 200].into_iter().chain([7; 200]).collect();
-        assert!(has_content(&long, &[7; 200]));
-        assert!(!has_content(&[], &[]));
-        assert!(!has_content(&[0x30, 0xff], &[]));
+        assert_eq!(content(&long), Some(&[7; 200][..]));
+        assert_eq!(content(&[]), None);
+        assert_eq!(content(&[0x30, 0xff]), None);
     }
 }

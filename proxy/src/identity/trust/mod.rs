@@ -8,6 +8,7 @@ mod compose;
 mod crl;
 mod distrust;
 mod files;
+pub(super) mod fuzz;
 mod given;
 mod learnt;
 mod path;
