@@ -53,19 +53,60 @@ mod tests {
 
     use super::*;
 
+    /// How many changed inputs each target is tried on.
+    const CHANGED: usize = 3_000;
+
+    fn kept(target: &str) -> Vec<Vec<u8>> {
+        let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fuzz/corpus");
+        let folder = corpus.join(target);
+        let inputs = fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+        let inputs: Vec<_> = inputs.map(|input| fs::read(input.unwrap().path()).unwrap()).collect();
+        assert!(!inputs.is_empty(), "{} is empty", folder.display());
+        inputs
+    }
+
     #[test]
     fn every_kept_input_holds() {
-        let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fuzz/corpus");
         for Target { name, run } in TARGETS {
-            let folder = corpus.join(name);
-            let inputs = fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
-            let mut count = 0;
-            for input in inputs {
-                run(&fs::read(input.unwrap().path()).unwrap());
-                count += 1;
-            }
-            assert!(count > 0, "{} is empty", folder.display());
+            kept(name).iter().for_each(|input| run(input));
         }
+    }
+
+    /// Without a fuzzer's eye for what is new; the same inputs each time.
+    #[test]
+    fn changed_inputs_hold() {
+        for Target { name, run } in TARGETS {
+            let (inputs, mut rng) = (kept(name), fastrand::Rng::with_seed(7));
+            for _ in 0..CHANGED {
+                let [one, other] = [(); 2].map(|()| &inputs[rng.usize(..inputs.len())]);
+                run(&changed(one, other, &mut rng));
+            }
+        }
+    }
+
+    fn changed(input: &[u8], other: &[u8], rng: &mut fastrand::Rng) -> Vec<u8> {
+        let mut input = input.to_vec();
+        for _ in 0..rng.usize(1..=4) {
+            let at = rng.usize(..=input.len());
+            let end = rng.usize(at..=input.len().min(at + 64));
+            match rng.u8(..6) {
+                0 => drop(input.drain(at..end)),
+                1 => input.extend_from_within(at..end),
+                2 => input.truncate(at),
+                3 => {
+                    let from = rng.usize(..=other.len());
+                    let piece = &other[from..other.len().min(from + 64)];
+                    drop(input.splice(at..end, piece.iter().copied()));
+                }
+                4 => input[at..end].fill([0, 0x7f, 0x80, 0xff, b'/', b'.'][rng.usize(..6)]),
+                _ => {
+                    if let Some(byte) = input.get_mut(at) {
+                        *byte ^= 1 << rng.u8(..8);
+                    }
+                }
+            }
+        }
+        input
     }
 
     #[test]

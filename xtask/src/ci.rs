@@ -2,24 +2,21 @@
 
 use crate::{
     context::{Context, say},
-    fuzz, lint,
+    lint,
     test::{self, totals::Totals},
 };
 
-/// Runs lint, all tests and the fuzzer, each also if another fails. A lint that found problems, and tests or a fuzzer that
-/// could not be run at all, count as one failure each, so that there are always totals.
+/// Runs lint and all tests, each also if the other fails. A lint that found problems, and tests that could not be run
+/// at all, count as one failure each, so that there are always totals.
 pub(crate) fn run(context: &Context) -> Totals {
     let mut linted = Ok(());
     let tested = test::run_after(context, &test::Selection::default(), || linted = lint::run(context));
-    let fuzzed = fuzz::run(context, &[], fuzz::SECONDS);
     let mut totals = Totals::default();
-    for counted in [tested, fuzzed] {
-        match counted {
-            Ok(counted) => totals += counted,
-            Err(error) => {
-                say(&format!("error: {error:#}"));
-                totals += Totals::ONE_FAILURE;
-            }
+    match tested {
+        Ok(counted) => totals += counted,
+        Err(error) => {
+            say(&format!("error: {error:#}"));
+            totals += Totals::ONE_FAILURE;
         }
     }
     if let Err(error) = linted {

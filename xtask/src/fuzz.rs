@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// How long each target is fuzzed where nobody says, in seconds.
-pub(crate) const SECONDS: u32 = 10;
+const SECONDS: u32 = 10;
 
 /// What libFuzzer is compiled with.
 const COMPILER: Need = Need {
@@ -82,7 +82,7 @@ pub(crate) fn run_task(context: &Context, options: &Options) -> Result<ExitCode>
 }
 
 /// Fuzzes each target for so many seconds, on all cores. Each is one that has passed or failed.
-pub(crate) fn run(context: &Context, targets: &[String], seconds: u32) -> Result<Totals> {
+fn run(context: &Context, targets: &[String], seconds: u32) -> Result<Totals> {
     let fuzzer = Fuzzer::build(context)?;
     let mut chosen = fuzzer.chosen(targets)?;
     chosen.reverse();

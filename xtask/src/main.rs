@@ -51,7 +51,7 @@ enum Task {
     Spire,
     /// Hold what the proxy promises of untrusted input against inputs that a fuzzer thinks of
     Fuzz(fuzz::Options),
-    /// Run lint and all tests, and fuzz a little
+    /// Run lint and all tests
     Ci,
     /// Show the main job on two nodes: arguments go to the demo (`--keep`, `--json FILE`)
     #[command(disable_help_flag = true)]

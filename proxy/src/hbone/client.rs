@@ -81,11 +81,11 @@ impl Tunnel {
     ) -> Result<Rc<Self>, HboneError> {
         let generation = certificate.trust().generation();
         let handshake = async {
-            let tls = tls::connect(tcp, certificate.client_config(destination))
+            let (tls, shown) = tls::connect(tcp, certificate.client_config(destination))
                 .await
                 .map_err(|error| HboneError::tls(&error))?;
             let peer = certificate
-                .remember(tls::server_certificates(&tls), Role::Server, generation)
+                .remember(&shown, Role::Server, generation)
                 .map_err(|error| HboneError::Tls(error.to_string()))?;
             let (requests, connection) = h2::client::Builder::new()
                 .enable_push(false)

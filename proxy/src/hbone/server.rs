@@ -13,13 +13,13 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::client::keep_alive;
-use super::tls::{self, ServerStream};
+use super::tls::{self, TlsStream};
 use super::{Authority, AuthorityError, HboneError, HboneSettings, Stream, parse_forwarded};
 use crate::identity::{Certificate, PeerChain, Role, SpiffeId};
 
 /// A tunnel that a peer has opened to a pod of this node.
 pub struct ServerConnection {
-    connection: Connection<ServerStream, Bytes>,
+    connection: Connection<TlsStream, Bytes>,
     peer: Arc<PeerChain>,
 }
 
@@ -50,11 +50,11 @@ pub async fn accept(
     // What becomes known against the peer meanwhile is found out by who watches for it.
     let generation = certificate.trust().generation();
     let handshake = async {
-        let tls = tls::accept(tcp, certificate.server_config())
+        let (tls, shown) = tls::accept(tcp, certificate.server_config())
             .await
             .map_err(|error| HboneError::tls(&error))?;
         let peer = certificate
-            .remember(tls::peer_certificates(&tls), Role::Client, generation)
+            .remember(&shown, Role::Client, generation)
             .map_err(|error| HboneError::Tls(error.to_string()))?;
         let connection = h2::server::Builder::new()
             .initial_window_size(settings.stream_window)

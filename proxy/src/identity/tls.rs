@@ -48,6 +48,8 @@ pub(super) fn server_config(
     // A resumed session would outlive the verification of the client's certificate.
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
+    // For the tunnel's own record layer.
+    config.enable_secret_extraction = true;
     Ok(config)
 }
 
@@ -63,6 +65,7 @@ pub(super) fn client_config(
     config.alpn_protocols = vec![ALPN_H2.to_vec()];
     config.enable_sni = false;
     config.resumption = Resumption::disabled();
+    config.enable_secret_extraction = true;
     Ok(config)
 }
 

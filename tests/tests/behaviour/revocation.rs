@@ -140,14 +140,30 @@ fn a_revoked_certificate_makes_no_connections_and_those_that_rest_on_it_end() {
     authority.issue(&certificates, "client", 4);
     wait_answered(&bed, "client", "server");
 
-    // A list that is out of date is no word on what it does not name, which strictly is not enough; nor is it held
-    // against what is open.
-    authority.revoke(&list, &[77], SystemTime::now() - Duration::from_secs(60));
-    let refused = wait_refused(&bed, "n1", "out of date");
-    println!("{refused:?}");
     other.proceed().unwrap();
     other.join(SOON).unwrap();
-    authority.revoke(&list, &[77], tomorrow);
+}
+
+#[test]
+fn a_list_that_is_out_of_date_is_no_word_where_there_has_to_be_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let (certificates, list) = (folder.path().join("certificates"), folder.path().join("list.pem"));
+    let authority = Authority::new("cluster.local");
+    for (serial, account) in (1..).zip(["client", "neighbour", "server"]) {
+        authority.issue(&certificates, account, serial);
+    }
+    authority.revoke(&list, &[77], SystemTime::now() - Duration::from_secs(60));
+    let bed = world("late list")
+        .node_argument(&option("--certificate-folder", &certificates))
+        .node_argument(&option("--crl", &list))
+        .node_argument("--crl-policy=strict")
+        .build()
+        .unwrap();
+    bed.nodes().iter().for_each(|node| launch(node, &[]));
+    let _server = echo(bed.pod("server"), PORT);
+    let line = wait_refused(&bed, "n1", "out of date");
+    println!("{line:?}");
+    authority.revoke(&list, &[77], SystemTime::now() + DAY);
     wait_answered(&bed, "client", "server");
 }
 
