@@ -178,16 +178,13 @@ async fn whoever_is_refused_is_told_and_the_one_who_refuses_keeps_the_reason() {
     let (web, cart) = (id("shop", "web"), id("shop", "cart"));
     let [known, unknown] = [(); 2].map(|()| TestCa::new());
     let (server_config, expected) = (known.certificate(&cart).server_config(), &cart);
-    for (ca, expected, by_client, by_server) in [
-        (&unknown, expected, "UnknownIssuer", "UnknownCA"),
-        (&known, &web, "cart", "BadCertificate"),
-    ] {
+    for (ca, expected) in [(&unknown, expected), (&known, &web)] {
         let (client, server) = sockets().await;
         let client = connect(client, ca.certificate(&web).client_config(expected));
         let (client, server) = tokio::join!(client, accept(server, server_config.clone()));
         let (client, server) = (client.err().unwrap().to_string(), server.err().unwrap().to_string());
-        println!("client: {client}; server: {server}");
-        assert!(!client.is_empty() && !server.is_empty(), "{by_client} {by_server}");
+        assert!(client.contains("certificate"), "{client}");
+        assert!(server.contains("alert"), "{server}");
     }
 }
 
