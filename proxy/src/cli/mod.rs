@@ -344,7 +344,6 @@ mod tests {
         );
     }
 
-    /// The documentation names every flag of every command, and no flag that does not exist.
     #[test]
     fn each_command_says_what_it_does() {
         let mut commands = vec![command()];
@@ -368,6 +367,7 @@ mod tests {
         );
     }
 
+    /// The documentation names every flag of every command, and no flag that does not exist.
     #[test]
     fn the_documentation_names_every_flag() {
         const DOC: &str = include_str!("../../../docs/configuration.md");

@@ -103,14 +103,7 @@ impl SpireAgent {
 
 impl Issuer for SpireAgent {
     fn issue<'a>(&'a self, id: &'a SpiffeId) -> BoxFuture<'a, Result<Issued, IssueError>> {
-        Box::pin(async move {
-            let result = tokio::time::timeout(self.socket.deadline(), self.subscribe(id)).await;
-            result.unwrap_or_else(|_| {
-                // The agent may hang: what is asked next is asked on a new connection.
-                self.socket.reconnect();
-                Err(self.socket.deadline_passed())
-            })
-        })
+        Box::pin(self.socket.in_time(self.subscribe(id)))
     }
 
     fn describe(&self) -> String {

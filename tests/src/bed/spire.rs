@@ -14,10 +14,9 @@ use super::log::Log;
 use super::netns;
 use super::process::Process;
 use super::{Bed, Pod, TRUST_DOMAIN, lock, wait_for};
+use crate::cluster::programs::built;
 use crate::sys::Place;
 
-/// Names the folder of `spire-server` and `spire-agent`.
-const FOLDER: &str = "ADIT_SPIRE_BIN";
 const PORT: u16 = 8081;
 /// The SPIFFE ID of proxies, by which agents know them for delegates.
 const DELEGATE: &str = "adit-node";
@@ -199,18 +198,8 @@ impl Agent {
     }
 }
 
-/// A program of SPIRE's: in the folder `ADIT_SPIRE_BIN`, else on `PATH`.
 fn program(name: &str) -> anyhow::Result<PathBuf> {
-    let folders = match std::env::var_os(FOLDER) {
-        Some(folder) => folder,
-        None => std::env::var_os("PATH").unwrap_or_default(),
-    };
-    let found = std::env::split_paths(&folders)
-        .map(|folder| folder.join(name))
-        .find(|file| file.is_file());
-    found.with_context(|| {
-        format!("no {name}, neither in the folder that {FOLDER} names nor on PATH; `cargo xtask test` builds it")
-    })
+    built("ADIT_SPIRE_BIN", name, "cargo xtask spire")
 }
 
 fn server_config(folder: &Path, address: SocketAddr) -> String {

@@ -27,7 +27,7 @@ mod mounts;
 mod network;
 mod node;
 mod pki;
-mod programs;
+pub(crate) mod programs;
 mod services;
 mod teardown;
 

@@ -9,29 +9,20 @@ pub(super) const FOLDER: &str = "ADIT_K8S_BIN";
 
 /// Finds a program of Kubernetes, etcd or Helm: in the folder `ADIT_K8S_BIN`, else on `PATH`.
 pub(super) fn kubernetes(name: &str) -> anyhow::Result<PathBuf> {
-    if let Some(folder) = std::env::var_os(FOLDER) {
-        let path = Path::new(&folder).join(name);
-        if path.is_file() {
-            return Ok(path);
-        }
-    }
-    on_path(name).with_context(|| {
-        format!(
-            "no program {name} in the folder {FOLDER} or on PATH; `cargo xtask cluster build` makes it and says where"
-        )
-    })
+    built(FOLDER, name, "cargo xtask cluster build")
 }
-
-/// The folder of Istio's control plane: its builder names it.
-const ISTIOD: &str = "ADIT_ISTIOD_BIN";
 
 /// Finds Istio's control plane: in the folder `ADIT_ISTIOD_BIN`, else on `PATH`.
 pub(super) fn istiod() -> anyhow::Result<PathBuf> {
-    const PROGRAM: &str = "pilot-discovery";
-    let named = std::env::var_os(ISTIOD).map(|folder| Path::new(&folder).join(PROGRAM));
-    let found = named.filter(|path| path.is_file()).or_else(|| on_path(PROGRAM));
+    built("ADIT_ISTIOD_BIN", "pilot-discovery", "cargo xtask cluster build")
+}
+
+/// Finds a program in the folder that its builder names by `variable`, else on `PATH`. `task` makes it.
+pub(crate) fn built(variable: &str, name: &str, task: &str) -> anyhow::Result<PathBuf> {
+    let named = std::env::var_os(variable).map(|folder| Path::new(&folder).join(name));
+    let found = named.filter(|path| path.is_file()).or_else(|| on_path(name));
     found.with_context(|| {
-        format!("no program {PROGRAM} in the folder {ISTIOD} or on PATH; `cargo xtask cluster build` makes it")
+        format!("no program {name} in the folder {variable} or on PATH; `{task}` makes it and says where")
     })
 }
 

@@ -98,23 +98,30 @@ fn wait_refused(bed: &Bed, by: &str, why: &str) -> AccessLine {
     bed.node(by).wait_for_access(why, SOON, told).unwrap()
 }
 
-#[test]
-fn a_revoked_certificate_makes_no_connections_and_those_that_rest_on_it_end() {
-    let folder = tempfile::tempdir().unwrap();
-    let (certificates, list) = (folder.path().join("certificates"), folder.path().join("list.pem"));
+/// The world with an authority that has signed certificates 1, 2 and 3 for its accounts in turn, and a list that names 77 and
+/// holds until `until`. Every certificate has to be spoken of by a list.
+fn with_list(name: &str, folder: &Path, until: SystemTime) -> (Bed, Authority, PathBuf, PathBuf) {
+    let (certificates, list) = (folder.join("certificates"), folder.join("list.pem"));
     let authority = Authority::new("cluster.local");
     for (serial, account) in (1..).zip(["client", "neighbour", "server"]) {
         authority.issue(&certificates, account, serial);
     }
-    let tomorrow = SystemTime::now() + DAY;
-    authority.revoke(&list, &[77], tomorrow);
-    let bed = world("revocation")
+    authority.revoke(&list, &[77], until);
+    let bed = world(name)
         .node_argument(&option("--certificate-folder", &certificates))
         .node_argument(&option("--crl", &list))
         .node_argument("--crl-policy=strict")
         .build()
         .unwrap();
     bed.nodes().iter().for_each(|node| launch(node, &[]));
+    (bed, authority, certificates, list)
+}
+
+#[test]
+fn a_revoked_certificate_makes_no_connections_and_those_that_rest_on_it_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let tomorrow = SystemTime::now() + DAY;
+    let (bed, authority, certificates, list) = with_list("revocation", folder.path(), tomorrow);
     let (client, neighbour, server) = (bed.pod("client"), bed.pod("neighbour"), bed.pod("server"));
     let _server = echo(server, PORT);
     let (revoked, mut other) = (talks(client, server.at(PORT), 2), talks(neighbour, server.at(PORT), 2));
@@ -147,19 +154,8 @@ fn a_revoked_certificate_makes_no_connections_and_those_that_rest_on_it_end() {
 #[test]
 fn a_list_that_is_out_of_date_is_no_word_where_there_has_to_be_one() {
     let folder = tempfile::tempdir().unwrap();
-    let (certificates, list) = (folder.path().join("certificates"), folder.path().join("list.pem"));
-    let authority = Authority::new("cluster.local");
-    for (serial, account) in (1..).zip(["client", "neighbour", "server"]) {
-        authority.issue(&certificates, account, serial);
-    }
-    authority.revoke(&list, &[77], SystemTime::now() - Duration::from_secs(60));
-    let bed = world("late list")
-        .node_argument(&option("--certificate-folder", &certificates))
-        .node_argument(&option("--crl", &list))
-        .node_argument("--crl-policy=strict")
-        .build()
-        .unwrap();
-    bed.nodes().iter().for_each(|node| launch(node, &[]));
+    let a_minute_ago = SystemTime::now() - Duration::from_secs(60);
+    let (bed, authority, _, list) = with_list("late list", folder.path(), a_minute_ago);
     let _server = echo(bed.pod("server"), PORT);
     let line = wait_refused(&bed, "n1", "out of date");
     println!("{line:?}");

@@ -41,18 +41,34 @@ pub(crate) struct Selection {
 /// What the tests need besides themselves.
 struct Prepared {
     envoy: PathBuf,
-    /// The folder of SPIRE's programs, none if they are on `PATH`; or why the tests with them are left out.
-    spire: Result<Option<PathBuf>, String>,
-    cluster: Cluster,
+    spire: Servers,
+    cluster: Servers,
     kernels: Vec<vm::Kernel>,
 }
 
-/// Whether the tests on a cluster can run.
-enum Cluster {
+/// Whether the tests can run that need servers which are built.
+enum Servers {
     /// With programs from this folder, or from `PATH`.
     Ready(Option<PathBuf>),
     /// They are left out, and why.
     Impossible(String),
+}
+
+impl Servers {
+    /// Who cannot build them tests the rest, but not in CI; and who asks for tests by name does not wait for what they may
+    /// not need.
+    fn prepare(
+        selection: &Selection,
+        (are_at_hand, obstacle): (bool, Option<String>),
+        not_built: &str,
+        prepare: impl FnOnce() -> Result<Option<PathBuf>>,
+    ) -> Result<Self> {
+        match obstacle {
+            _ if !selection.names.is_empty() && !are_at_hand => Ok(Self::Impossible(not_built.to_owned())),
+            Some(why) if !cluster::is_ci() => Ok(Self::Impossible(why)),
+            _ => prepare().map(Self::Ready),
+        }
+    }
 }
 
 /// Runs the tests and gives the totals.
@@ -93,12 +109,12 @@ pub(crate) fn run_after(context: &Context, selection: &Selection, before: impl F
             .env("ADIT_BIN", context.release("adit"))
             .env("ADIT_ENVOY", &prepared.envoy);
         match &prepared.spire {
-            Ok(folder) => SPIRE.tell(&mut command, folder.as_deref()),
-            Err(why) if program.name == BEHAVIOUR => {
+            Servers::Ready(folder) => SPIRE.tell(&mut command, folder.as_deref()),
+            Servers::Impossible(why) if program.name == BEHAVIOUR => {
                 say(&format!("    the tests with SPIRE are left out: {why}"));
                 command.args(["--skip", "spire::"]);
             }
-            Err(_) => {}
+            Servers::Impossible(_) => {}
         }
         programs::run(&program.name, &mut command)
     };
@@ -114,10 +130,10 @@ pub(crate) fn run_after(context: &Context, selection: &Selection, before: impl F
             let mut totals = Totals::default();
             for program in on_cluster {
                 totals += match &prepared.cluster {
-                    Cluster::Ready(folder) => {
+                    Servers::Ready(folder) => {
                         cluster::run_tests(context, program, folder.as_deref(), &selection.names)?
                     }
-                    Cluster::Impossible(why) => {
+                    Servers::Impossible(why) => {
                         say(&format!("    the tests on a Kubernetes cluster are left out: {why}"));
                         Totals::default()
                     }
@@ -166,38 +182,24 @@ fn prepare(context: &Context, selection: &Selection, with_kernels: bool) -> Resu
     } else {
         Vec::new()
     };
-    let cluster = prepare_cluster(context, selection)?;
-    let spire = prepare_spire(context, selection)?;
+    let cluster = Servers::prepare(
+        selection,
+        (cluster::are_programs_at_hand(context)?, cluster::obstacle(context)?),
+        "Kubernetes or istiod is not built yet; `cargo xtask cluster test NAMES` does that",
+        || cluster::prepare_tests(context),
+    )?;
+    let spire = Servers::prepare(
+        selection,
+        (SPIRE.are_at_hand(context)?, SPIRE.obstacle(context)?),
+        "SPIRE is not built yet; `cargo xtask spire` does that",
+        || spire::prepare(context),
+    )?;
     Ok(Prepared {
         envoy,
         spire,
         cluster,
         kernels,
     })
-}
-
-/// What the tests on a cluster need. Who cannot build it tests the rest, but not in CI; and who asks for tests by name
-/// does not wait for what they may not need.
-fn prepare_cluster(context: &Context, selection: &Selection) -> Result<Cluster> {
-    if !selection.names.is_empty() && !cluster::are_programs_at_hand(context)? {
-        let why = "Kubernetes or istiod is not built yet; `cargo xtask cluster test NAMES` does that";
-        return Ok(Cluster::Impossible(why.to_owned()));
-    }
-    match cluster::obstacle(context)? {
-        Some(why) if !cluster::is_ci() => Ok(Cluster::Impossible(why)),
-        _ => cluster::prepare_tests(context).map(Cluster::Ready),
-    }
-}
-
-/// The same for the tests with SPIRE.
-fn prepare_spire(context: &Context, selection: &Selection) -> Result<Result<Option<PathBuf>, String>> {
-    if !selection.names.is_empty() && !SPIRE.are_at_hand(context)? {
-        return Ok(Err("SPIRE is not built yet; `cargo xtask spire` does that".to_owned()));
-    }
-    match SPIRE.obstacle(context)? {
-        Some(why) if !cluster::is_ci() => Ok(Err(why)),
-        _ => spire::prepare(context).map(Ok),
-    }
 }
 
 /// The names to run in the virtual machines; `None` for no virtual machine. Names that were asked for go there only

@@ -1,13 +1,13 @@
 //! The handshake, driven by rustls, and what it leaves behind: keys, and what changes them.
 
 use std::io;
+use std::ops::Deref;
 
 use bytes::{Buf as _, BytesMut};
 use rustls::client::{ClientConnectionData, UnbufferedClientConnection};
 use rustls::kernel::KernelConnection;
-use rustls::pki_types::CertificateDer;
 use rustls::server::{ServerConnectionData, UnbufferedServerConnection};
-use rustls::unbuffered::{ConnectionState, EncodeError, UnbufferedStatus};
+use rustls::unbuffered::{ConnectionState, EncodeError, UnbufferedConnectionCommon, UnbufferedStatus};
 use rustls::{ConnectionTrafficSecrets, Error, ExtractedSecrets};
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
@@ -52,11 +52,10 @@ impl Secrets {
 }
 
 /// One role's side of a handshake.
-pub(super) trait Handshake: Sized {
+pub(super) trait Handshake: Deref<Target = UnbufferedConnectionCommon<Self::Data>> + Sized {
     type Data;
 
     fn process<'c, 'i>(&'c mut self, incoming: &'i mut [u8]) -> UnbufferedStatus<'c, 'i, Self::Data>;
-    fn peer_certificates(&self) -> Option<&[CertificateDer<'static>]>;
     fn finish(self) -> Result<(ExtractedSecrets, Secrets), Error>;
 }
 
@@ -65,10 +64,6 @@ impl Handshake for UnbufferedClientConnection {
 
     fn process<'c, 'i>(&'c mut self, incoming: &'i mut [u8]) -> UnbufferedStatus<'c, 'i, Self::Data> {
         self.process_tls_records(incoming)
-    }
-
-    fn peer_certificates(&self) -> Option<&[CertificateDer<'static>]> {
-        (**self).peer_certificates()
     }
 
     fn finish(self) -> Result<(ExtractedSecrets, Secrets), Error> {
@@ -82,10 +77,6 @@ impl Handshake for UnbufferedServerConnection {
 
     fn process<'c, 'i>(&'c mut self, incoming: &'i mut [u8]) -> UnbufferedStatus<'c, 'i, Self::Data> {
         self.process_tls_records(incoming)
-    }
-
-    fn peer_certificates(&self) -> Option<&[CertificateDer<'static>]> {
-        (**self).peer_certificates()
     }
 
     fn finish(self) -> Result<(ExtractedSecrets, Secrets), Error> {
@@ -115,10 +106,7 @@ pub(super) async fn complete(
     // the connection that the handshake is for.
     let mut shown = 0;
     loop {
-        let (discard, next) = step(&mut connection, &mut incoming[..shown], &mut outgoing);
-        incoming.advance(discard);
-        shown -= discard;
-        match next {
+        match step(&mut connection, &mut incoming, &mut shown, &mut outgoing) {
             Ok(Next::Process) => {}
             Ok(Next::Send) => {
                 tcp.write_all(&outgoing).await?;
@@ -129,14 +117,7 @@ pub(super) async fn complete(
             Err(error) => {
                 // What is wrong is told the peer, as far as TLS has a word for it. rustls wants to see what it has not
                 // come to, too.
-                loop {
-                    let (discard, next) = step(&mut connection, &mut incoming[..shown], &mut outgoing);
-                    incoming.advance(discard);
-                    shown -= discard;
-                    if !matches!(next, Ok(Next::Process)) {
-                        break;
-                    }
-                }
+                while let Ok(Next::Process) = step(&mut connection, &mut incoming, &mut shown, &mut outgoing) {}
                 let _ = tcp.write_all(&outgoing).await;
                 return Err(fault(error));
             }
@@ -148,10 +129,15 @@ pub(super) async fn complete(
     Ok((TlsStream::new(tcp, kept, keys(tx)?, keys(rx)?, incoming), peer))
 }
 
-/// Lets rustls go on with what has come, and takes what it has to say. How much of `incoming` it is done with, and what
-/// comes next.
-fn step(connection: &mut impl Handshake, incoming: &mut [u8], outgoing: &mut Vec<u8>) -> (usize, Result<Next, Error>) {
-    let UnbufferedStatus { discard, state } = connection.process(incoming);
+/// Lets rustls go on with the first `shown` bytes of what has come, less those that it is done with, and takes what it has
+/// to say. What comes next.
+fn step(
+    connection: &mut impl Handshake,
+    incoming: &mut BytesMut,
+    shown: &mut usize,
+    outgoing: &mut Vec<u8>,
+) -> Result<Next, Error> {
+    let UnbufferedStatus { discard, state } = connection.process(&mut incoming[..*shown]);
     let next = state.and_then(|state| match state {
         ConnectionState::EncodeTlsData(mut state) => {
             let begin = outgoing.len();
@@ -173,7 +159,9 @@ fn step(connection: &mut impl Handshake, incoming: &mut [u8], outgoing: &mut Vec
         // Neither comes of records of a handshake.
         _ => Err(Error::HandshakeNotComplete),
     });
-    (discard, next)
+    incoming.advance(discard);
+    *shown -= discard;
+    next
 }
 
 /// Waits until a record more has come than those of the first `shown` bytes, and gives its length.

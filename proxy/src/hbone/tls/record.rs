@@ -36,15 +36,11 @@ impl Keys {
             ConnectionTrafficSecrets::Aes256Gcm { key, iv } => (&AES_256_GCM, key, iv),
             _ => return Err(Error::General("a cipher suite that was not offered".to_owned())),
         };
-        let unusable = |_| Error::General("unusable secrets".to_owned());
+        let unusable = || Error::General("unusable secrets".to_owned());
+        let key = UnboundKey::new(algorithm, key.as_ref()).map_err(|_| unusable())?;
         Ok(Self {
-            key: UnboundKey::new(algorithm, key.as_ref())
-                .map(LessSafeKey::new)
-                .map_err(unusable)?,
-            iv: iv
-                .as_ref()
-                .try_into()
-                .map_err(|_| Error::General("unusable secrets".to_owned()))?,
+            key: LessSafeKey::new(key),
+            iv: iv.as_ref().try_into().map_err(|_| unusable())?,
             sequence,
         })
     }

@@ -88,27 +88,31 @@ impl TlsStream {
             let Some(room) = opened_len(len) else {
                 return Err(Error::DecryptError);
             };
-            if into.remaining() >= room {
-                // Straight to where it is wanted.
-                let to = into.initialize_unfilled_to(room);
-                let (kind, length) = self.receive.open(&self.sealed[..len], to)?;
-                if kind == APPLICATION_DATA {
-                    self.check_no_message_is_open()?;
-                    into.advance(length);
-                } else {
+            // Straight to where it is wanted, if there is room for all of it.
+            let fits = into.remaining() >= room;
+            let mut apart = BytesMut::zeroed(if fits { 0 } else { room });
+            let to = if fits {
+                into.initialize_unfilled_to(room)
+            } else {
+                &mut apart
+            };
+            let (kind, length) = self.receive.open(&self.sealed[..len], to)?;
+            if kind != HANDSHAKE && !self.message.is_empty() {
+                // Nothing may come between the parts of a message (section 5.1).
+                return Err(Error::PeerMisbehaved(
+                    PeerMisbehaved::MessageInterleavedWithHandshakeMessage,
+                ));
+            }
+            match kind {
+                APPLICATION_DATA if fits => into.advance(length),
+                APPLICATION_DATA => {
+                    apart.truncate(length);
+                    self.opened = apart;
+                    self.hand_out(into);
+                }
+                _ => {
                     let content = to[..length].to_vec();
                     self.control(kind, &content)?;
-                }
-            } else {
-                let mut opened = BytesMut::zeroed(room);
-                let (kind, length) = self.receive.open(&self.sealed[..len], &mut opened)?;
-                opened.truncate(length);
-                if kind == APPLICATION_DATA {
-                    self.check_no_message_is_open()?;
-                    self.opened = opened;
-                    self.hand_out(into);
-                } else {
-                    self.control(kind, &opened)?;
                 }
             }
             self.sealed.advance(len);
@@ -130,9 +134,6 @@ impl TlsStream {
 
     /// What is not the application's.
     fn control(&mut self, kind: u8, content: &[u8]) -> Result<(), Error> {
-        if kind != HANDSHAKE {
-            self.check_no_message_is_open()?;
-        }
         match (kind, content) {
             (ALERT, &[_, description]) => match AlertDescription::from(description) {
                 AlertDescription::CloseNotify => self.ended = true,
@@ -148,17 +149,6 @@ impl TlsStream {
             (kind, _) => return Err(unexpected(ContentType::from(kind))),
         }
         Ok(())
-    }
-
-    /// Nothing may come between the parts of a message (section 5.1).
-    fn check_no_message_is_open(&self) -> Result<(), Error> {
-        if self.message.is_empty() {
-            Ok(())
-        } else {
-            Err(Error::PeerMisbehaved(
-                PeerMisbehaved::MessageInterleavedWithHandshakeMessage,
-            ))
-        }
     }
 
     /// Takes account of the handshake's messages that are whole.

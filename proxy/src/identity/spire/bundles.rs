@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rustls_pki_types::CertificateDer;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use super::proto::{SubscribeToX509BundlesRequest, SubscribeToX509BundlesResponse};
 use super::socket::AdminSocket;
@@ -82,10 +82,7 @@ impl Bundles {
             let update = updates.message().await.map_err(failed)?;
             Ok((update, updates))
         };
-        let (mut update, mut updates) = timeout(self.socket.deadline(), first).await.unwrap_or_else(|_| {
-            self.socket.reconnect();
-            Err(self.socket.deadline_passed())
-        })?;
+        let (mut update, mut updates) = self.socket.in_time(first).await?;
         loop {
             self.take(update.ok_or_else(|| self.socket.ended())?);
             match timeout_at(asked + ASK_ANEW, updates.message()).await {

@@ -41,17 +41,16 @@ impl AdminSocket {
         DelegatedIdentityClient::new(channel.clone())
     }
 
-    /// Makes the next call on a new connection. Calls that are under way stay on theirs.
-    pub(super) fn reconnect(&self) {
-        *self.channel.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    /// Gives a call up that takes too long.
+    pub(super) async fn in_time<T>(&self, call: impl Future<Output = Result<T, IssueError>>) -> Result<T, IssueError> {
+        tokio::time::timeout(self.deadline, call).await.unwrap_or_else(|_| {
+            // The agent may hang: what is asked next is asked on a new connection. Calls that are under way stay on theirs.
+            *self.channel.lock().unwrap_or_else(PoisonError::into_inner) = None;
+            Err(self.deadline_passed())
+        })
     }
 
-    /// How long a call may take.
-    pub(super) fn deadline(&self) -> Duration {
-        self.deadline
-    }
-
-    pub(super) fn deadline_passed(&self) -> IssueError {
+    fn deadline_passed(&self) -> IssueError {
         IssueError::Deadline {
             ca: self.to_string(),
             seconds: self.deadline.as_secs(),

@@ -147,12 +147,15 @@ impl Trust {
     /// that it had before.
     pub(in crate::identity) fn federate(&self, domains: Vec<(TrustDomain, Vec<Root>)>) {
         let shared = |roots: Vec<Root>| roots.into_iter().map(Arc::new).collect();
-        let mut state = lock(&self.0.state);
-        state.federated = domains
+        let domains: Vec<(_, Vec<_>)> = domains
             .into_iter()
             .map(|(domain, roots)| (domain, shared(roots)))
             .collect();
-        self.publish(&mut state, false);
+        let mut state = lock(&self.0.state);
+        if !are_the_same(&state.federated, &domains) {
+            state.federated = domains;
+            self.publish(&mut state, false);
+        }
     }
 
     /// What is trusted now.
@@ -400,6 +403,18 @@ impl fmt::Debug for Trust {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Trust").field(&self.0.settings).finish()
     }
+}
+
+/// Whether the same domains have the same roots, in the same order.
+fn are_the_same(one: &[(TrustDomain, Vec<Arc<Root>>)], other: &[(TrustDomain, Vec<Arc<Root>>)]) -> bool {
+    let known = |domains: &[(TrustDomain, Vec<Arc<Root>>)]| -> Vec<_> {
+        let fingerprints = |roots: &[Arc<Root>]| roots.iter().map(|root| root.fingerprint).collect::<Vec<_>>();
+        domains
+            .iter()
+            .map(|(domain, roots)| (domain.clone(), fingerprints(roots)))
+            .collect()
+    };
+    known(one) == known(other)
 }
 
 impl State {
